@@ -1,0 +1,73 @@
+"""Who may do what: roles, permissions, and the record of what was done."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kici.domain.ids import Instant, TokenId
+
+
+class Role(StrEnum):
+    OWNER = "owner"
+    ADMIN = "admin"
+    AUDITOR = "auditor"
+    SUBMITTER = "submitter"
+
+
+class Permission(StrEnum):
+    RUN_SUBMIT = "run.submit"
+    RUN_READ = "run.read"
+    RUN_CANCEL = "run.cancel"
+    SCALER_READ = "scaler.read"
+    SCALER_MANAGE = "scaler.manage"
+    PEER_MANAGE = "peer.manage"
+    ORCHESTRATOR_DRAIN = "orchestrator.drain"
+    SETTINGS_READ = "settings.read"
+    SETTINGS_MANAGE = "settings.manage"
+    TOKEN_MANAGE = "token.manage"
+    SECRET_READ = "secret.read"
+    SECRET_WRITE = "secret.write"
+    SECRET_DELETE = "secret.delete"
+    SECRET_REVEAL = "secret.reveal"
+    ACCESS_LOG_READ = "access_log.read"
+    EVENT_DLQ_READ = "event_dlq.read"
+    EVENT_DLQ_MANAGE = "event_dlq.manage"
+
+
+_P = Permission
+_READS: Final = frozenset(
+    {_P.RUN_READ, _P.SCALER_READ, _P.SETTINGS_READ, _P.SECRET_READ, _P.ACCESS_LOG_READ, _P.EVENT_DLQ_READ}
+)
+GRANTS: Final[dict[Role, frozenset[Permission]]] = {
+    Role.OWNER: frozenset(Permission),
+    Role.ADMIN: frozenset(Permission) - {_P.TOKEN_MANAGE},
+    Role.AUDITOR: _READS,
+    Role.SUBMITTER: frozenset({_P.RUN_SUBMIT, _P.RUN_READ, _P.RUN_CANCEL}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiToken:
+    """A bearer token of the HTTP API.  Only its hash is stored."""
+
+    id: TokenId
+    hash: str
+    prefix: str
+    name: str
+    role: Role
+    secret_contexts: frozenset[str] | None
+    """Contexts whose secrets its jobs may name; None: all (a submitter without a list may name none)."""
+    created_at: Instant
+    expires_at: Instant | None
+    revoked_at: Instant | None = None
+    last_used_at: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRecord:
+    at: Instant
+    actor: str
+    action: str
+    target: str
+    outcome: str
+    detail: str = ""

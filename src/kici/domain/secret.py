@@ -1,0 +1,39 @@
+"""Secrets: references that jobs carry, and the sealed rows they name."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kici.domain.ids import Instant, OrgId
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """`<context>:<key>`."""
+
+    context: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.context}:{self.key}"
+
+
+def parse_secret_ref(text: str) -> SecretRef:
+    """Raises `ValueError` unless the text is `<context>:<key>`, both of letters, digits, dot, underscore, hyphen."""
+    context, colon, key = text.partition(":")
+    if not colon or not _NAME.match(context) or not _NAME.match(key):
+        raise ValueError(f"secret reference {text!r} is not <context>:<key>")
+    return SecretRef(context, key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedSecret:
+    """One row of `scoped_secrets`: nonce and ciphertext, bound to org, context and key."""
+
+    org: OrgId
+    ref: SecretRef
+    sealed: bytes
+    key_version: int
+    updated_at: Instant
