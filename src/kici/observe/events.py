@@ -1,0 +1,37 @@
+"""Log events: one line for each move, a name from the enum, facts as fields."""
+
+import logging
+from enum import StrEnum
+from typing import Final
+
+_log: Final = logging.getLogger("kici")
+
+
+class Event(StrEnum):
+    """Names of what happened: past tense, `<noun>.<verb>`.  Keep sorted."""
+
+    AGENT_LOST = "agent.lost"
+    AGENT_REFUSED = "agent.refused"
+    AGENT_REGISTERED = "agent.registered"
+    AGENT_RETURNED = "agent.returned"
+    JOB_CANCELLED = "job.cancelled"
+    JOB_DISPATCHED = "job.dispatched"
+    JOB_FINISHED = "job.finished"
+    JOB_RECOVERING = "job.recovering"
+    JOB_REQUEUED = "job.requeued"
+    JOB_STARTED = "job.started"
+    JOB_SUBMITTED = "job.submitted"
+    SCALE_REQUESTED = "scale.requested"
+    SPAWN_ADMITTED = "spawn.admitted"
+    SPAWN_DESTROYED = "spawn.destroyed"
+    SPAWN_FAILED = "spawn.failed"
+    SPAWN_PRUNED = "spawn.pruned"
+    SPAWN_REGISTERED = "spawn.registered"
+    SPAWN_SETTLED = "spawn.settled"
+    STALE_WRITE = "stale.write"
+
+
+def emit(event: Event, *, level: int = logging.INFO, **fields: object) -> None:
+    """Log one event.  Ids are always named `job_id`, `run_id`, `agent_id`, `instance_id`, `scaler`."""
+    if _log.isEnabledFor(level):
+        _log.log(level, event.value, extra={"kici": fields})
