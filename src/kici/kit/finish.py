@@ -24,13 +24,9 @@ async def finish(work: Coroutine[Any, Any, T], *, seconds: float, what: str) -> 
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
             cancelled = error
-        except BaseException:
-            break
     if cancelled is not None:
         if not task.cancelled():
             task.exception()

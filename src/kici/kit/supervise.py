@@ -39,7 +39,7 @@ class Supervisor:
 
     def service(self, name: str, run: Callable[[], Coroutine[Any, Any, Never]]) -> None:
         """Keep `run()` going until the block is left."""
-        self._start(name, self._keep(name, run))
+        _ = self._start(name, self._keep(name, run))
 
     def spawn(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         """Run `work` to its end.  The task may be cancelled; its failure is logged, never raised."""
