@@ -1,0 +1,70 @@
+"""Real engines that tests need: which this machine has, and which it is required to have.
+
+A test says `@pytest.mark.engine("postgres")`.  Where the engine is absent it is skipped with the reason, unless
+`REQUIRE_ENGINES` (names with commas) lists it: then the run refuses to start.  The hooks are in `tests/conftest.py`.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+REQUIRE_ENGINES: Final = "REQUIRE_ENGINES"
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
+
+
+def postgres_bin() -> Path | None:
+    """The folder that holds `initdb`, `pg_ctl` and `postgres`: on the path, else Debian's newest."""
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    return debian[-1].parent if debian else None
+
+
+def _postgres() -> str | None:
+    return None if postgres_bin() else "no initdb on the path or in /usr/lib/postgresql; install postgresql"
+
+
+def _cgroups() -> str | None:
+    version_1 = all(os.access(_CGROUP / name, os.W_OK) for name in _CONTROLLERS)
+    unified = _CGROUP / "cgroup.controllers"
+    version_2 = unified.exists() and set(unified.read_text().split()) >= _CONTROLLERS and os.access(_CGROUP, os.W_OK)
+    return None if version_1 or version_2 else f"no writable cpu, memory and pids controllers below {_CGROUP}"
+
+
+def _systemd() -> str | None:
+    return None if Path("/run/systemd/system").exists() else "this machine was not booted with systemd"
+
+
+_PROBES: Final[dict[str, Callable[[], str | None]]] = {
+    "cgroups": _cgroups,
+    "postgres": _postgres,
+    "systemd": _systemd,
+}
+ENGINES: Final = tuple(sorted(_PROBES))
+
+
+@cache
+def absence(name: str) -> str | None:
+    """Why this machine cannot run tests that need `name`; None when it can.  Raises `LookupError` for no engine."""
+    if name not in _PROBES:
+        raise LookupError(f"no engine is called {name!r}; there are {', '.join(ENGINES)}")
+    return _PROBES[name]()
+
+
+def missing(required: str) -> list[str]:
+    """One sentence for each name of a `REQUIRE_ENGINES` value that is absent here or unknown."""
+    sentences = []
+    for name in filter(None, (part.strip() for part in required.split(","))):
+        try:
+            reason = absence(name)
+        except LookupError as error:
+            reason = str(error)
+        if reason is not None:
+            sentences.append(f"engine {name} is required but absent: {reason}")
+    return sentences
