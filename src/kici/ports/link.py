@@ -23,3 +23,21 @@ class Link(Protocol):
     async def drain(self) -> None:
         """Return when the queue is below its bound (how reading slower becomes flow control)."""
         ...
+
+
+class LinkSession(Protocol):
+    """What listens to one connection."""
+
+    async def received(self, frame: bytes | str) -> None:
+        """Handle one frame.  The next one is read when this returns: being slow is flow control."""
+        ...
+
+    def closed(self, code: int) -> None:
+        """The connection is over, for whatever reason (1006: without a close frame).  Called exactly once, last."""
+        ...
+
+
+class LinkHandler(Protocol):
+    """What makes a listener for each new connection of one kind of peer."""
+
+    def connected(self, link: Link) -> LinkSession: ...

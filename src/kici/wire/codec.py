@@ -52,8 +52,15 @@ def _decode(decoder: "msgspec.json.Decoder[T]", frame: bytes | str) -> T:
     try:
         return decoder.decode(frame)
     except msgspec.ValidationError as error:
-        if "Invalid value" in str(error) and "`$.type`" in str(error):
-            raise UnknownType(_tag.decode(frame).type[:100]) from None
+        if str(error).startswith("Invalid value ") and str(error).endswith("- at `$.type`"):
+            raise UnknownType(_type_of(frame)) from None
         raise BadFrame(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadFrame(str(error)) from error
+
+
+def _type_of(frame: bytes | str) -> str:
+    try:
+        return _tag.decode(frame).type[:100]
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise BadFrame(str(error)) from error

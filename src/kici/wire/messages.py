@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION_MIN: Final = 1
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 LOG_DATA_BYTES_MAX: Final = 256 * 1024
 
@@ -116,6 +117,13 @@ class AgentLeaving(Message, frozen=True, kw_only=True, tag="agent.leaving"):
     reason: str
 
 
+class ClaimCredentials(Message, frozen=True, kw_only=True, tag="scaler.claim-credentials"):
+    """Trade a single-use code for credentials.  Allowed in every phase, before authentication above all."""
+
+    request_id: str
+    claim_code: str
+
+
 # --- coordinator -> agent
 
 
@@ -194,6 +202,23 @@ class LogAck(Message, frozen=True, kw_only=True, tag="log.ack"):
     offset: int
 
 
+class Credentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What a claim code is good for: become this agent."""
+
+    agent_token: str
+    agent_id: str
+    orchestrator_url: str = ""
+    labels: list[str] = []
+
+
+class ClaimCredentialsResponse(Message, frozen=True, kw_only=True, tag="scaler.claim-credentials.response"):
+    """Exactly one of `credentials` and `error`."""
+
+    request_id: str
+    credentials: Credentials | None = None
+    error: str | None = None
+
+
 class AgentExit(Message, frozen=True, kw_only=True, tag="agent.exit"):
     """Finish the current job, if any, then leave."""
 
@@ -223,6 +248,7 @@ AgentMessage = (
     | JobStatusReport
     | LogChunkMessage
     | AgentLeaving
+    | ClaimCredentials
     | Unsupported
 )
 CoordinatorMessage = (
@@ -234,6 +260,7 @@ CoordinatorMessage = (
     | JobCancel
     | JobStatusAck
     | LogAck
+    | ClaimCredentialsResponse
     | AgentExit
     | ErrorMessage
     | Unsupported
