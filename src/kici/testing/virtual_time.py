@@ -1,0 +1,179 @@
+"""An event loop on virtual time: nothing waits, and the same program runs the same way every time.
+
+When no callback is ready, time jumps to the next timer.  `asyncio.timeout`, `TaskGroup`, `Event` and `Queue`
+work unchanged, because only the selector and the loop's clock are replaced.  Threads, sockets and processes are
+refused: they would bring back real time and real order.  What must be decided by chance is decided by a seeded
+`Entropy`, never by the loop.
+
+In tests: `@virtual` on an async test function, or `run_virtual(main)` inside a plain one.  A whole directory runs
+on virtual time, fixtures included, when its conftest imports `pytest_asyncio_loop_factories` from here.
+"""
+
+import asyncio
+import functools
+import itertools
+import selectors
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Final, Never, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMIT_SECONDS: Final = 24 * 3600.0
+"""Virtual time after which a run is called endless."""
+BUSY_TURNS_MAX: Final = 1_000_000
+"""Turns of the loop without time moving after which a run is called a busy loop."""
+_FRAMES_MAX: Final = 8
+_TASKS_REPORTED_MAX: Final = 50
+
+
+class SimStuck(Exception):
+    """The simulated program will not get any further.  The message shows where each task waits."""
+
+
+class SimDeadlock(SimStuck):
+    """Every task waits, and no timer will wake any."""
+
+
+class SimEndless(SimStuck):
+    """The limit of virtual time is reached, or time has stopped while tasks keep running."""
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task that hashes by the number of its creation.
+
+    A set of plain tasks is ordered by their addresses, so a `TaskGroup` would cancel its children in an order
+    that differs from run to run.
+    """
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, number: int, **options: Any) -> None:
+        self._number = number  # before the base class: it puts the task into sets
+        if options.get("name") is None:
+            options["name"] = f"Task-{number}"
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class VirtualSelector(selectors.BaseSelector):
+    """Never waits: the time that it is asked to wait passes at once."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.limit = LIMIT_SECONDS
+        self._busy_turns = 0
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise SimDeadlock(_report("every task waits and no timer is pending"))
+        if timeout > 0:
+            self.now += timeout
+            self._busy_turns = 0
+            if self.now > self.limit:
+                raise SimEndless(_report(f"still going after {self.limit:g} virtual seconds"))
+        else:
+            self._busy_turns += 1
+            if self._busy_turns > BUSY_TURNS_MAX:
+                raise SimEndless(_report(f"{BUSY_TURNS_MAX} turns of the loop at one moment: something is spinning"))
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if self._keys:  # the first one is the loop's own wake-up pipe
+            raise RuntimeError("sockets and pipes are not simulated: use kici.testing.sim_link")
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, 0, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._keys.pop(fileobj)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._keys
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """The loop.  `time()` starts at 0 and moves only when nothing else can."""
+
+    def __init__(self, *, limit_seconds: float = LIMIT_SECONDS) -> None:
+        self._virtual = VirtualSelector()
+        self._virtual.limit = limit_seconds
+        super().__init__(self._virtual)
+        numbers = itertools.count(1)
+
+        def new_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> SimTask:
+            return SimTask(coro, number=next(numbers), loop=loop, **options)
+
+        self.set_task_factory(new_task)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def run_in_executor(self, *_: Any) -> Never:  # type: ignore[override]  # refuses whatever it is given
+        raise RuntimeError("threads are not simulated: give the code an inline implementation")
+
+    async def subprocess_exec(self, *_: Any, **__: Any) -> Never:
+        raise RuntimeError("processes are not simulated: give the code a fake Processes port")
+
+    async def subprocess_shell(self, *_: Any, **__: Any) -> Never:
+        raise RuntimeError("processes are not simulated: give the code a fake Processes port")
+
+
+def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, limit_seconds: float = LIMIT_SECONDS) -> T:
+    """Run `main()` to its end on a fresh `SimLoop`, cancel what it left behind, and return its result.
+
+    Raises `SimDeadlock` or `SimEndless` when it cannot end.
+    """
+    with asyncio.Runner(loop_factory=lambda: SimLoop(limit_seconds=limit_seconds)) as runner:
+        try:
+            return runner.run(main())
+        except SimStuck:
+            _abandon(runner.get_loop())
+            raise
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make an async test function a plain one that runs on virtual time.  Its fixtures must be plain, too."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_virtual(lambda: test(*args, **kwargs))
+
+    return run
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The hook of pytest-asyncio: import it into a conftest to put that directory on virtual time."""
+    return {"virtual": SimLoop}
+
+
+def _abandon(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks of a stuck loop one turn at a time, so that closing it cannot get stuck again."""
+    for _ in range(10):
+        left = sorted(asyncio.all_tasks(loop), key=hash)
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+def _report(why: str) -> str:
+    tasks = sorted(asyncio.all_tasks(), key=hash)
+    shown = [f"- {task.get_name()}: {_where(task)}" for task in tasks[:_TASKS_REPORTED_MAX]]
+    return "\n".join([f"{why}; {len(tasks)} tasks:", *shown])
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """The chain of awaits of a task, outermost first."""
+    frames: list[str] = []
+    waits: Any = task.get_coro()
+    while (frame := getattr(waits, "cr_frame", None)) is not None:
+        frames.append(f"{waits.__qualname__} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
+        waits = waits.cr_await
+    return " > ".join(frames[-_FRAMES_MAX:]) or "not started"
