@@ -1,0 +1,100 @@
+# Everything that a person or CI does here.  Each target does its own set-up; none needs root.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Compiled files are worth a quarter of a second at every start of an agent; some machines switch them off.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PIP_NO_COMPILE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- set-up
+
+# The programs and what they need to run, nothing else: what a first `make demo` waits for.
+$(VENV)/.runtime: pyproject.toml
+	@scripts/setup "$(VENV)"
+	@touch $@
+
+# The same and the tools of a contributor.
+$(VENV)/.dev: pyproject.toml
+	@scripts/setup "$(VENV)" dev
+	@touch $(VENV)/.runtime $@
+
+.PHONY: setup
+setup: $(VENV)/.dev ## virtual environment with all tools, and the pre-commit hook
+	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
+	@echo "ready: $(BIN)/kici $$($(BIN)/kici --version 2>/dev/null || true)"
+
+# --- run it
+
+.PHONY: demo
+demo: $(VENV)/.runtime ## a coordinator, agents and a dozen jobs, for real; nothing is left behind
+	@$(BIN)/kici demo $(ARGS)
+
+.PHONY: up
+up: $(VENV)/.runtime ## a coordinator with its status page (ARGS="--port 4001")
+	@$(BIN)/kici up $(ARGS)
+
+# --- judge it
+
+PYTEST := $(BIN)/python -m pytest
+CHECKED_TESTS := tests/tidy tests/unit tests/property tests/contract tests/sim
+
+.PHONY: fmt
+fmt: $(VENV)/.dev ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: lint
+lint: $(VENV)/.dev ## format, lint and layers, without changing anything
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: types
+types: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy
+
+.PHONY: check
+check: lint types ## lint, types, tidy, unit, property, in-process contracts, simulation seeds: before every push
+	$(PYTEST) -q -n 2 --dist worksteal -m "not engine" $(CHECKED_TESTS)
+
+.PHONY: test
+test: $(VENV)/.dev ## the whole suite on the engines of this machine (REQUIRE_ENGINES=postgres: fail without it)
+	$(PYTEST) -n 2 --dist worksteal $(ARGS) tests
+
+.PHONY: sim
+sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=500 tries that many
+	$(PYTEST) -q tests/sim $(if $(SEED),--sim-seed $(SEED) -s) $(if $(N),--sim-count $(N) -n 2)
+
+.PHONY: bench
+bench: $(VENV)/.dev ## measure, on both stores, and print how
+	$(BIN)/python -m kici.testing.bench $(ARGS)
+
+.PHONY: ci
+ci: check ## what .ci/run runs: check, basedpyright, the whole suite
+	$(BIN)/basedpyright
+	$(PYTEST) -n 2 --dist worksteal tests
+
+# --- write about it
+
+.PHONY: docs
+docs: $(VENV)/.dev ## write the generated pages of docs/reference anew
+	$(BIN)/python scripts/docs.py
+
+.PHONY: fragment
+fragment: $(VENV)/.dev ## a change note: NAME=log-offsets TYPE=feature|fix|breaking|doc|internal TEXT="…"
+	@scripts/fragment "$(or $(NAME),)" "$(or $(TYPE),feature)" "$(or $(TEXT),)"
+
+.PHONY: adr
+adr: ## a decision record from the template: TITLE="Queue in its own table"
+	@scripts/adr "$(or $(TITLE),)"
