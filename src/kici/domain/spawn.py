@@ -10,6 +10,8 @@ from kici.domain.resources import Shape
 
 
 class SpawnState(StrEnum):
+    """Where a spawn is.  It serves its job, and counts for it, until it is `ending`."""
+
     BOOTING = "booting"
     """Written before anything was made; its agent has not registered."""
     REGISTERED = "registered"
