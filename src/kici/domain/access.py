@@ -64,6 +64,27 @@ class ApiToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """Who asks: an authenticated caller, and what it may do."""
+
+    name: str
+    """For people and the access log."""
+    role: Role
+    token_id: TokenId | None = None
+    secret_contexts: frozenset[str] | None = None
+    """As in `ApiToken`."""
+
+    def may(self, permission: Permission) -> bool:
+        return permission in GRANTS[self.role]
+
+    def may_use_context(self, context: str) -> bool:
+        """Whether its jobs may name secrets of this context."""
+        if self.secret_contexts is None:
+            return self.role is not Role.SUBMITTER
+        return context in self.secret_contexts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRecord:
     at: Instant
     actor: str
