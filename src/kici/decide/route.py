@@ -52,7 +52,7 @@ class Router:
         return self._passing(frozenset(canonical(demand.labels)), frozenset(canonical(demand.exclude)))
 
     def explain_mismatch(self, demand: Demand) -> tuple[NearMiss, ...]:
-        """For a demand that nothing matches: the nearest set of each scaler, nearest first, at most `NEAREST_MAX`."""
+        """The nearest set of each scaler that has none that passes: nearest first, at most `NEAREST_MAX`."""
         return self._nearest(demand.labels, demand.exclude)
 
     def _find_first(self, labels: Labels, exclude: Labels) -> Routable | None:
@@ -62,11 +62,7 @@ class Router:
         if not labels:
             yield from (entry for entry in self._entries if not entry.gate and exclude.isdisjoint(entry.offers))
             return
-        left = self._passing_mask(labels, exclude)
-        while left:
-            lowest = left & -left
-            yield self._ranked[lowest.bit_length() - 1]
-            left ^= lowest
+        yield from self._named(self._passing_mask(labels, exclude))
 
     def _passing_mask(self, labels: Labels, exclude: Labels) -> int:
         passing = -1
@@ -74,25 +70,46 @@ class Router:
             passing &= self._offering.get(label, 0)
             if not passing:
                 return 0
+        passing &= self._admitting_mask(labels)
+        for label in exclude:
+            passing ^= passing & self._offering.get(label, 0)
+        return passing
+
+    def _admitting_mask(self, labels: Labels) -> int:
+        """Sets whose gate these labels open."""
         admitting = self._ungated
         for label in labels:
             for gate, mask in self._gated.get(label, ()):
                 if gate <= labels:
                     admitting |= mask
-        passing &= admitting
-        for label in exclude:
-            passing ^= passing & self._offering.get(label, 0)
-        return passing
+        return admitting
+
+    def _named(self, mask: int) -> Iterator[Routable]:
+        while mask:
+            lowest = mask & -mask
+            yield self._ranked[lowest.bit_length() - 1]
+            mask ^= lowest
 
     def _find_nearest(self, labels: Labels, exclude: Labels) -> tuple[NearMiss, ...]:
         labels, exclude = frozenset(canonical(labels)), frozenset(canonical(exclude))
-        best: dict[str, tuple[int, int]] = {}
-        for place, entry in enumerate(self._entries):
-            far = len(labels - entry.offers) + len(exclude & entry.offers) + len(entry.gate - labels)
-            if entry.scaler not in best or far < best[entry.scaler][0]:
-                best[entry.scaler] = (far, place)
-        ranked = sorted(found for found in best.values() if found[0])
-        return tuple(_near_miss(self._entries[place], labels, exclude) for _, place in ranked[:NEAREST_MAX])
+        everything = (1 << len(self._ranked)) - 1
+        obstacles = [
+            *(everything ^ self._offering.get(label, 0) for label in labels),
+            *(self._offering.get(label, 0) for label in exclude),
+            everything ^ self._admitting_mask(labels),
+        ]
+        planes = _tally(obstacles)
+        found: list[NearMiss] = []
+        seen: set[str] = set()
+        for distance in range(len(obstacles) + 1):
+            for entry in self._named(_with_tally(planes, distance, everything)):
+                if entry.scaler not in seen:
+                    seen.add(entry.scaler)
+                    if distance:
+                        found.append(_near_miss(entry, labels, exclude))
+                    if len(found) == NEAREST_MAX:
+                        return tuple(found)
+        return tuple(found)
 
 
 def _near_miss(entry: Routable, labels: Labels, exclude: Labels) -> NearMiss:
@@ -138,3 +155,25 @@ def _mask(places: Sequence[int]) -> int:
     for place in places:
         row[place >> 3] |= 1 << (place & 7)
     return int.from_bytes(row, "little")
+
+
+def _tally(masks: Iterable[int]) -> list[int]:
+    """In how many of these masks each bit is set: the binary digits of the numbers, lowest first, one mask each."""
+    planes: list[int] = []
+    for mask in masks:
+        carry = mask
+        for digit, plane in enumerate(planes):
+            planes[digit], carry = plane ^ carry, plane & carry
+        if carry:
+            planes.append(carry)
+    return planes
+
+
+def _with_tally(planes: Sequence[int], number: int, everything: int) -> int:
+    """The bits whose number in a tally is this one."""
+    if number >> len(planes):
+        return 0
+    chosen = everything
+    for digit, plane in enumerate(planes):
+        chosen &= plane if number >> digit & 1 else everything ^ plane
+    return chosen

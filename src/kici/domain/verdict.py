@@ -41,7 +41,8 @@ class NearMiss(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     @property
     def distance(self) -> int:
-        return len(self.missing) + len(self.excluded) + len(self.gate)
+        """Obstacles between the job and the set; a closed gate is one, however many labels it wants."""
+        return len(self.missing) + len(self.excluded) + bool(self.gate)
 
 
 class CapName(StrEnum):
