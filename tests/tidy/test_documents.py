@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = {".git", ".venv", "node_modules", "dist", "build"}
+SKIPPED = {".git", ".hypothesis", ".state", ".venv", "bench-results", "build", "dist", "node_modules"}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Spelled in parts, so that this file does not find itself.
