@@ -32,7 +32,7 @@ class LinkSession(Protocol):
         """Handle one frame.  The next one is read when this returns: being slow is flow control."""
         ...
 
-    def closed(self, code: int) -> None:
+    async def closed(self, code: int) -> None:
         """The connection is over, for whatever reason (1006: without a close frame).  Called exactly once, last."""
         ...
 

@@ -133,6 +133,10 @@ class CoordinatorHalf:
             ]
         return self._paced(message, len(frame), now, self._handle(message, now))
 
+    def heard(self, now: float) -> None:
+        """The silence until now was ours: the driver was busy and did not read."""
+        self._heard_at = max(self._heard_at, now)
+
     def tick(self, now: float) -> list[Effect]:
         """Let time act; call it at `next_deadline` or whenever it suits."""
         match self._phase:

@@ -4,7 +4,7 @@ JSON text frames; the field `type` names the class; names on the wire are camelC
 Unknown fields are ignored.  Times are milliseconds.  Every message has a golden file.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,8 +13,11 @@ PROTOCOL_VERSION_MIN: Final = 1
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
 LOG_DATA_BYTES_MAX: Final = 256 * 1024
 
+StreamNumber = Literal[1, 2]
 STDOUT: Final = 1
 STDERR: Final = 2
+
+JobState = Literal["running", "success", "failed", "cancelled", "timed_out"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", omit_defaults=True):
@@ -94,8 +97,7 @@ class JobStatusReport(Message, frozen=True, kw_only=True, tag="job.status"):
     """`running`: the step's process started; else how the job ended (sent after its last output)."""
 
     job_id: str
-    state: str
-    """`running`, `success`, `failed`, `cancelled` or `timed_out`."""
+    state: JobState
     exit_code: int | None = None
     signal: int | None = None
     reason: str | None = None
@@ -106,7 +108,7 @@ class JobStatusReport(Message, frozen=True, kw_only=True, tag="job.status"):
 
 class LogChunkMessage(Message, frozen=True, kw_only=True, tag="log.chunk"):
     job_id: str
-    stream: int
+    stream: StreamNumber
     offset: int
     data: bytes
 
@@ -198,7 +200,7 @@ class LogAck(Message, frozen=True, kw_only=True, tag="log.ack"):
     """Everything before `offset` of this stream is stored."""
 
     job_id: str
-    stream: int
+    stream: StreamNumber
     offset: int
 
 
@@ -217,6 +219,8 @@ class ClaimCredentialsResponse(Message, frozen=True, kw_only=True, tag="scaler.c
     request_id: str
     credentials: Credentials | None = None
     error: str | None = None
+    retryable: bool = False
+    """The error says nothing about the code: it may be offered again."""
 
 
 class AgentExit(Message, frozen=True, kw_only=True, tag="agent.exit"):

@@ -1,0 +1,29 @@
+"""What an agent knows when it starts."""
+
+from dataclasses import dataclass, field
+
+from kici.wire.leaving import Patience
+from kici.wire.messages import AgentRegister
+from kici.wire.outbox import WINDOW_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """Defaults are those of the environment contract; durations are in the unit of their name."""
+
+    url: str
+    register: AgentRegister
+    """What it says of itself; the jobs it holds are filled in."""
+    self_labels: tuple[str, ...] = ()
+    """Labels that it adds to whatever labels it is given."""
+    token: str | None = None
+    claim_code: str | None = None
+    """Traded for credentials when there is no token."""
+    patience: Patience = field(default_factory=Patience)
+    orphan_seconds: float | None = 600.0
+    """Without a coordinator for so long it kills its job and exits; None: it never gives up."""
+    step_timeout_ms: int = 1_800_000
+    log_bytes_max: int = 10 * 1024 * 1024
+    window_bytes: int = WINDOW_BYTES
+    drops_output: bool = False
+    """When the coordinator is slow or away: drop output instead of letting the step wait."""
