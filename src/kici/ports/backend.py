@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from kici.domain.ids import AgentId, Instant, JobId, RunId
+from kici.domain.ids import AgentId, Instant, JobId, RunId, TokenId
 from kici.domain.resources import Amount
 from kici.domain.spawn import ScaleDownReason
 
@@ -57,6 +57,8 @@ class SpawnOrder:
     gate: frozenset[str]
     token: str | None = field(repr=False)
     """Plain text of the agent's credential; None when agents are not authenticated."""
+    token_id: TokenId | None = None
+    """Which credential that is, for what the host remembers of the agent."""
     orchestrator_url: str
     limits: Amount
     """Enforced limits; a dimension of 0 is unlimited."""
@@ -153,4 +155,5 @@ class Backend(Protocol):
 
 
 OnExit = Callable[[AgentId, str], None]
-"""A registered agent's compute ended: proof of death, with a sentence that says how."""
+"""The compute of a registered agent, or of any that `recover` returned, ended by itself: proof of death, with a
+sentence that says how.  Called synchronously on the loop, once nothing of it is left."""
