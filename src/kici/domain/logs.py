@@ -10,7 +10,10 @@ class Stream(IntEnum):
     STDOUT = 1
     STDERR = 2
     SYSTEM = 3
-    """Lines of the orchestrator about the job: spawn progress, loss, requeue."""
+    """Lines of the orchestrator about the job: spawn progress, loss, requeue.
+
+    Written by any coordinator, one chunk for each line; their offsets only tell them apart.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

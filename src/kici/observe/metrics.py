@@ -1,0 +1,120 @@
+"""Prometheus metrics: every number that this program counts, in one place, under the names that operators know.
+
+Services count by `metrics.<name>.inc()`; gauges that are derived (queue depth, reservations) are set by whoever
+reads the truth, every few seconds.  No series is per agent or per job: each distinct label value is paid for at
+every scrape.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from kici.domain.resources import NOTHING, Amount
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+GLOBAL_ROW: Final = "__global__"
+_LATENCY_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedBy:
+    """Whose reservations a row of the used-resources gauges adds up."""
+
+    scaler: str
+    scaler_type: str
+    machine_pool: str = ""
+
+
+class Metrics:
+    """One set of metrics and its registry.  Each program makes one; so does each test."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; they would double every series
+        self.registry = registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+
+        def counter(name: str, doc: str, *labels: str) -> Counter:
+            return Counter(name, doc, labels, registry=registry)
+
+        def gauge(name: str, doc: str, *labels: str) -> Gauge:
+            return Gauge(name, doc, labels, registry=registry)
+
+        # agents, queue, jobs
+        self.agents_active = gauge("kici_orch_agents_active", "Agents connected here")
+        self.draining = gauge("kici_orchestrator_draining", "1 while this coordinator drains")
+        self.agents_lost = counter("kici_orch_agents_lost_total", "Agents lost, by what was noticed first", "cause")
+        self.agents_refused = counter("kici_orch_agents_refused_total", "Connections refused", "reason")
+        self.queue_depth = gauge("kici_orch_dispatch_queue_depth", "Jobs that are not over", "status")
+        self.jobs_pruned = counter("kici_orch_dispatch_queue_rows_pruned_total", "Old jobs deleted")
+        self.jobs_unroutable = counter("kici_orch_unroutable_fast_failed_total", "Jobs that nothing could serve")
+        self.jobs_submitted = counter("kici_orch_jobs_submitted_total", "Jobs accepted")
+        self.jobs_finished = counter("kici_orch_jobs_finished_total", "Jobs that ended, by final status", "status")
+        self.jobs_requeued = counter("kici_orch_jobs_requeued_total", "Jobs returned to the queue")
+        self.dispatch_latency = Histogram(
+            "kici_orch_dispatch_latency_seconds",
+            "From being queued to being offered to an agent",
+            buckets=_LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.log_bytes = counter("kici_orch_log_bytes_total", "Bytes of job output stored")
+
+        # scaler
+        self.config_reloads = counter("kici_orch_scaler_config_reloads_total", "Reloads of scalers.yaml", "result")
+        self.spawn_refusals = counter("kici_orch_scaler_spawn_refusals_total", "Spawns refused by a cap or the host")
+        self.spawn_failures = counter(
+            "kici_orch_scaler_spawn_failures_total", "Agents that could not be made", "backend", "bound"
+        )
+        self.redispatch = counter(
+            "kici_orch_scaler_redispatch_total", "Waiting jobs asked for again, by what caused it", "trigger"
+        )
+        row = ("scaler", "scalerType", "machinePool")
+        self._cpus_used = gauge("kici_orch_scaler_cpus_used", "Cpus held by agents", *row)
+        self._memory_used = gauge("kici_orch_scaler_memory_bytes_used", "Memory held by agents", *row)
+        self._reserved_rows: set[ReservedBy] = set()
+        pool = ("scaler", "labelSet")
+        self.warm_target = gauge("kici_orch_scaler_warm_pool_target", "Idle agents wanted", *pool)
+        self.warm_ready = gauge("kici_orch_scaler_warm_pool_ready", "Idle agents ready", *pool)
+        self.warm_in_flight = gauge("kici_orch_scaler_warm_pool_in_flight", "Idle agents being made", *pool)
+        self.warm_spawns = counter("kici_orch_scaler_warm_pool_spawns_total", "Spawns to fill a warm pool", "scaler")
+        self.warm_reaped = counter("kici_orch_scaler_warm_pool_reaped_total", "Warm agents ended as idle", "scaler")
+
+    def set_queue_depth(self, counts: Mapping[str, int]) -> None:
+        """Show how many jobs are in each status; a status that is absent is shown as 0."""
+        seen = {sample.labels["status"] for metric in self.queue_depth.collect() for sample in metric.samples}
+        for status in seen | set(counts):
+            self.queue_depth.labels(status=status).set(counts.get(status, 0))
+
+    def set_reserved(self, used: Mapping[ReservedBy, Amount]) -> None:
+        """Show what agents hold of the caps.  Rows seen before fall to 0; the sum stands in its own row."""
+        total = Amount(
+            cpus=sum(amount.cpus for amount in used.values()),
+            memory_bytes=sum(amount.memory_bytes for amount in used.values()),
+        )
+        rows = {**used, ReservedBy(GLOBAL_ROW, ""): total}
+        self._reserved_rows |= rows.keys()
+        for by in self._reserved_rows:
+            amount = rows.get(by, NOTHING)
+            self._cpus_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.cpus)
+            self._memory_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.memory_bytes)
+
+    def forget_scaler(self, scaler: str) -> None:
+        """A reload removed it: its rows go."""
+        for by in [by for by in self._reserved_rows if by.scaler == scaler]:
+            self._reserved_rows.remove(by)
+            self._cpus_used.remove(by.scaler, by.scaler_type, by.machine_pool)
+            self._memory_used.remove(by.scaler, by.scaler_type, by.machine_pool)
+
+    def render(self) -> bytes:
+        """The scrape answer, of type `CONTENT_TYPE`."""
+        return generate_latest(self.registry)
