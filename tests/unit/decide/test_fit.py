@@ -1,0 +1,152 @@
+import pytest
+
+from kici.decide.fit import (
+    BUILD_LABEL,
+    DOCKER_LABEL,
+    JOB_IMAGE_LABEL,
+    PODMAN_LABEL,
+    AgentShape,
+    AgentView,
+    Misfit,
+    MisfitKind,
+    agent_accepts,
+    class_fits,
+)
+from kici.domain.ids import AgentId, JobId
+from kici.domain.job import Demand
+from kici.domain.resources import Amount, Ask, ResourceRequest, Shape
+
+JOB, OTHER = JobId("job"), JobId("other")
+GIB = 1 << 30
+
+
+def shape(  # a builder
+    *labels: str,
+    gate: tuple[str, ...] = (),
+    job_image: bool = False,
+    warm_with: Shape | None = None,
+) -> AgentShape:
+    return AgentShape(
+        labels=frozenset(("linux", *labels)),
+        gate=frozenset(gate),
+        job_image=job_image,
+        prespawned=warm_with is not None,
+        resources=warm_with,
+    )
+
+
+def agent(of: AgentShape, *, bound: JobId | None = None, draining: bool = False, free_slots: int = 1) -> AgentView:
+    return AgentView(agent_id=AgentId("a"), shape=of, bound_job_id=bound, draining=draining, free_slots=free_slots)
+
+
+def ask(
+    *labels: str,
+    exclude: tuple[str, ...] = (),
+    image: str | None = None,
+    resources: ResourceRequest | None = None,
+) -> Demand:
+    return Demand(
+        labels=frozenset(labels),
+        exclude=frozenset(exclude),
+        image=image,
+        resources=resources or ResourceRequest(),
+    )
+
+
+def limited(*, cpus: float | None = None, memory: str | None = None) -> ResourceRequest:
+    return ResourceRequest(limits=Ask(cpus=cpus, memory=memory))
+
+
+def kind(misfit: Misfit | None) -> MisfitKind | None:
+    return None if misfit is None else misfit.kind
+
+
+def test_an_agent_must_have_every_label_and_none_that_is_excluded() -> None:
+    assert class_fits(shape("gpu"), ask("linux", "gpu")) is None
+    assert class_fits(shape(), ask("linux", "gpu", "big")) == Misfit(
+        kind=MisfitKind.LABELS_MISSING, words=("big", "gpu")
+    )
+    assert class_fits(shape("spot"), ask("linux", exclude=("spot",))) == Misfit(
+        kind=MisfitKind.LABELS_EXCLUDED, words=("spot",)
+    )
+
+
+@pytest.mark.spec("T1.3")
+def test_a_gated_agent_takes_only_jobs_that_name_its_gate_even_its_own() -> None:
+    gated = shape("gpu", gate=("gpu",))
+    assert kind(class_fits(gated, ask("linux"))) is MisfitKind.GATE_CLOSED
+    assert kind(class_fits(gated, ask())) is MisfitKind.GATE_CLOSED
+    assert class_fits(gated, ask("gpu")) is None
+    assert kind(agent_accepts(agent(gated, bound=JOB), ask("linux"), JOB)) is MisfitKind.GATE_CLOSED
+
+
+@pytest.mark.spec("T2.11")
+def test_a_draining_agent_takes_nothing_not_even_its_own_job() -> None:
+    assert kind(agent_accepts(agent(shape(), draining=True, bound=JOB), ask(), JOB)) is MisfitKind.DRAINING
+
+
+def test_an_agent_without_a_free_slot_takes_nothing() -> None:
+    assert kind(agent_accepts(agent(shape(), free_slots=0), ask(), JOB)) is MisfitKind.BUSY
+
+
+@pytest.mark.spec("scaler 18.13")
+def test_the_job_that_an_agent_was_made_for_is_not_judged_further() -> None:
+    inside = shape(job_image=True, warm_with=Shape())
+    demand = ask("linux", image="python:3.12", resources=limited(cpus=2))
+    assert agent_accepts(agent(inside, bound=JOB), demand, JOB) is None
+    assert kind(agent_accepts(agent(inside, bound=OTHER), demand, JOB)) is MisfitKind.OTHER_JOBS_IMAGE
+
+
+@pytest.mark.spec("scaler 18.13")
+def test_an_agent_inside_a_jobs_image_takes_no_other_job() -> None:
+    assert kind(class_fits(shape(job_image=True), ask())) is MisfitKind.OTHER_JOBS_IMAGE
+    assert kind(class_fits(shape(JOB_IMAGE_LABEL), ask())) is MisfitKind.OTHER_JOBS_IMAGE
+
+
+@pytest.mark.spec("scaler 18.14.13")
+def test_a_job_with_an_image_needs_a_container_runtime() -> None:
+    assert kind(class_fits(shape(), ask(image="python:3.12"))) is MisfitKind.NO_CONTAINER_RUNTIME
+    assert class_fits(shape(PODMAN_LABEL), ask(image="python:3.12")) is None
+    assert class_fits(shape(DOCKER_LABEL), ask(image="python:3.12")) is None
+
+
+def test_a_job_whose_image_is_built_needs_an_agent_that_builds() -> None:
+    demand = ask(image="dockerfile:ci/Dockerfile")
+    assert kind(class_fits(shape(DOCKER_LABEL), demand)) is MisfitKind.NO_CONTAINER_BUILD
+    assert class_fits(shape(DOCKER_LABEL, BUILD_LABEL), demand) is None
+
+
+@pytest.mark.spec("scaler 18.14.12")
+def test_a_warm_agent_must_have_exactly_the_declared_limits() -> None:
+    four = Shape(requests=Amount(cpus=4), limits=Amount(cpus=4))
+    assert kind(class_fits(shape(warm_with=four), ask(resources=limited(cpus=2)))) is MisfitKind.OTHER_RESOURCES
+    assert class_fits(shape(warm_with=four), ask(resources=limited(cpus=4))) is None
+    assert class_fits(shape(warm_with=four), ask()) is None
+
+
+def test_a_warm_agent_without_limits_does_not_run_a_job_that_asks_to_be_limited() -> None:
+    assert kind(class_fits(shape(warm_with=Shape()), ask(resources=limited(cpus=2)))) is MisfitKind.OTHER_RESOURCES
+
+
+def test_each_differing_field_is_named() -> None:
+    has = Shape(requests=Amount(cpus=1, memory_bytes=GIB), limits=Amount(cpus=2, memory_bytes=GIB))
+    asked = ResourceRequest(requests=Ask(cpus=1, memory="2g"), limits=Ask(cpus=1, memory="1g"))
+    misfit = class_fits(shape(warm_with=has), ask(resources=asked))
+    assert misfit is not None
+    assert misfit.words == ("requests.memory", "limits.cpus")
+
+
+def test_a_memory_string_that_cannot_be_read_rules_nothing_out() -> None:
+    assert class_fits(shape(warm_with=Shape()), ask(resources=limited(memory="4Q"))) is None
+
+
+def test_agents_of_unknown_resources_and_static_ones_fit_every_shape() -> None:
+    unknown = AgentShape(labels=frozenset({"linux"}), prespawned=True, resources=None)
+    static = AgentShape(labels=frozenset({"linux"}), resources=Shape(limits=Amount(cpus=1)))
+    assert class_fits(unknown, ask(resources=limited(cpus=2))) is None
+    assert class_fits(static, ask(resources=limited(cpus=2))) is None
+
+
+@pytest.mark.parametrize("of", MisfitKind)
+def test_every_misfit_says_why(of: MisfitKind) -> None:
+    assert Misfit(kind=of, words=("gpu",)).reason
