@@ -6,7 +6,7 @@ served by the whole list, each with its path and, for a misspelt key, the name t
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 import msgspec
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 FAULTS_MAX: Final = 100
 _BAD: Final = object()
@@ -168,3 +169,20 @@ def _preview(raw: object) -> str:
     if isinstance(raw, bool):
         return "true" if raw else "false"
     return repr(raw)[:60]
+
+
+def read_texts(raw: Mapping[str, str], kind: type[S]) -> S:
+    """Named texts (the parameters of a query) as a flat struct: texts become what its fields are.  Raises `Faulty`."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    faults = [Fault(f"?{key}", unknown(key, fields, what="parameter")) for key in raw if key not in fields]
+    values: dict[str, Any] = {}
+    for key, field in fields.items():
+        if key not in raw:
+            continue
+        try:
+            values[field.name] = msgspec.convert(raw[key], field.type, strict=False)
+        except msgspec.ValidationError as error:
+            faults.append(Fault(f"?{key}", _sentence(str(error), raw[key])))
+    if faults:
+        raise Faulty(faults[:FAULTS_MAX])
+    return kind(**values)
