@@ -41,6 +41,10 @@ class Supervisor:
         """Keep `run()` going until the block is left."""
         _ = self._start(name, self._keep(name, run))
 
+    def start(self, name: str, work: Coroutine[Any, Any, object]) -> None:
+        """As `spawn`, for callers that do not look at the task."""
+        _ = self.spawn(name, work)
+
     def spawn(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         """Run `work` to its end.  The task may be cancelled; its failure is logged, never raised."""
         return self._start(name, self._once(name, work))

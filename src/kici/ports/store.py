@@ -127,8 +127,10 @@ class JobStore(Protocol):
         """Demand classes that have queued jobs, by their oldest job.  Cost grows with classes, not with jobs."""
         ...
 
-    async def queued_of_class(self, class_id: ClassId, *, limit: int, now: Instant | None = None) -> list[Job]:
-        """Oldest queued, unexpired jobs of a class."""
+    async def queued_of_class(
+        self, class_id: ClassId, *, limit: int, unserved: bool = False, now: Instant | None = None
+    ) -> list[Job]:
+        """Oldest queued, unexpired jobs of a class; `unserved`: only those that no live spawn is bound to."""
         ...
 
     async def queued_count(self) -> int: ...
@@ -163,6 +165,8 @@ class JobStore(Protocol):
         """`dispatched -> queued` at its old place, or `failed` when attempts reach the maximum.
 
         Only if this agent holds it.  If the run is being cancelled the job ends `cancelled` instead.
+        A live spawn row of this agent that is bound to the job becomes `ending` in the same unit, so that another
+        spawn may serve the job.
         """
         ...
 

@@ -1,0 +1,178 @@
+"""Agents that are gone but may come back: a blink is not a death.
+
+What follows from a loss is decided by `decide.dispatch.triage`; here it is carried out.  An agent that is lost
+with started jobs gets a grace to return with them.  When that ends, or the agent is proven dead, its jobs end
+with the reason and its compute goes.  While the store cannot be written nothing is settled: the grace stands
+still, because what was not seen cannot be judged.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from kici.decide.dispatch import (
+    Await,
+    End,
+    HeldJob,
+    LossCause,
+    LossPlan,
+    LostAgent,
+    Recover,
+    Requeue,
+    triage,
+)
+from kici.domain.errors import StoreDown
+from kici.domain.ids import AgentId
+from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.domain.spawn import ScaleDownReason
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import JobStore
+from kici.services.dispatcher import Dispatcher
+from kici.services.job_lifecycle import JobLifecycle
+
+SETTLE_TRIES: Final = 3
+"""Jobs may move between look and write (a cancel); so often it is looked again."""
+ENDS_FROM: Final = {
+    JobStatus.FAILED: frozenset({JobStatus.RUNNING, JobStatus.RECOVERING}),
+    JobStatus.CANCELLED: frozenset({JobStatus.CANCELLING}),
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Absence:
+    """One lost agent that held jobs."""
+
+    agent_id: AgentId
+    scaler_managed: bool
+    cause: LossCause
+    how: str
+    grace_ms: int
+    deadline: float
+    """Monotonic seconds at which the grace ends."""
+    is_settled: bool = False
+    """What the loss itself asked for is done; only the grace is left."""
+
+
+class Absences:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        dispatcher: Dispatcher,
+        lifecycle: JobLifecycle,
+        clock: Clock,
+        compute_gone: Callable[[AgentId, ScaleDownReason], None],
+        condemn: Callable[[AgentId, ScaleDownReason], Awaitable[None]],
+    ) -> None:
+        """`compute_gone(agent id, reason)` takes down the compute of a scaler-made agent that will not return;
+        `condemn` also returns when another spawn may serve its job."""
+        self._store = store
+        self._dispatcher = dispatcher
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._compute_gone = compute_gone
+        self._condemn = condemn
+        self._absent: dict[AgentId, Absence] = {}
+
+    def __len__(self) -> int:
+        return len(self._absent)
+
+    def __contains__(self, agent_id: AgentId) -> bool:
+        return agent_id in self._absent
+
+    async def begin(
+        self, agent_id: AgentId, *, scaler_managed: bool, cause: LossCause, how: str, grace_ms: int
+    ) -> None:
+        """An agent with jobs was lost.  Settles what can be settled now."""
+        absence = Absence(
+            agent_id=agent_id,
+            scaler_managed=scaler_managed,
+            cause=cause,
+            how=how,
+            grace_ms=grace_ms,
+            deadline=self._clock.monotonic() + grace_ms / 1000,
+        )
+        self._absent[agent_id] = absence
+        await self._advance(absence)
+
+    def returned(self, agent_id: AgentId) -> bool:
+        """The agent is back: what it holds is for its registration to reconcile.  Whether it was absent."""
+        return self._absent.pop(agent_id, None) is not None
+
+    async def died(self, agent_id: AgentId, how: str) -> bool:
+        """Proof of death ends the grace at once.  Whether the agent was absent."""
+        absence = self._absent.get(agent_id)
+        if absence is None:
+            return False
+        absence.cause, absence.how, absence.is_settled = LossCause.COMPUTE_ENDED, how, False
+        await self._advance(absence)
+        return True
+
+    async def tick(self) -> None:
+        """End what is due; try again what the store could not take."""
+        for absence in list(self._absent.values()):
+            if absence.is_settled and self._clock.monotonic() >= absence.deadline:
+                seconds = absence.grace_ms / 1000
+                absence.cause = LossCause.GRACE_OVER
+                absence.how = f"{absence.how}, and it did not come back within {seconds:g} s"
+                absence.is_settled = False
+            if not absence.is_settled:
+                await self._advance(absence)
+
+    async def _advance(self, absence: Absence) -> None:
+        try:
+            plan, may_return = await self._settle(absence)
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
+            return
+        if self._absent.get(absence.agent_id) is not absence:
+            return  # it came back meanwhile
+        absence.is_settled = True
+        if may_return:
+            return
+        del self._absent[absence.agent_id]
+        if plan.compute is not None:
+            reason = ScaleDownReason.SHUTDOWN if isinstance(plan.compute, Await) else plan.compute.reason
+            self._compute_gone(absence.agent_id, reason)
+
+    async def _settle(self, absence: Absence) -> tuple[LossPlan, bool]:
+        """Carry out the plan; look again while jobs moved under it.  The plan, and whether a started job waits."""
+        plan, may_return = LossPlan(), False
+        for _ in range(SETTLE_TRIES):
+            held = await self._store.held_jobs(absence.agent_id)
+            agent = LostAgent(
+                agent_id=absence.agent_id,
+                jobs=tuple(HeldJob(job_id=job.id, status=job.status) for job in held),
+                scaler_managed=absence.scaler_managed,
+                grace_ms=absence.grace_ms,
+            )
+            plan = triage(agent, cause=absence.cause, how=absence.how, now=self._clock.now())
+            done = [await self._apply(command, absence, held) for command in plan.jobs]
+            is_given_up = any(isinstance(command, End) for command in plan.jobs)
+            may_return = not is_given_up and any(job.status in STARTED for job in held)
+            if all(done):
+                break
+        return plan, may_return
+
+    async def _apply(self, command: Requeue | Recover | End, absence: Absence, held: list[Job]) -> bool:
+        """False: the job was not where the plan saw it."""
+        match command:
+            case Requeue(job_id=job_id, reason=reason):
+                if absence.scaler_managed:
+                    await self._condemn(absence.agent_id, ScaleDownReason.SHUTDOWN)
+                job = next(job for job in held if job.id == job_id)
+                return await self._dispatcher.requeue(job, reason=reason) is not None
+            case Recover(job_id=job_id, deadline=deadline):
+                emit(Event.JOB_RECOVERING, job_id=job_id, agent_id=absence.agent_id, grace_ms=absence.grace_ms)
+                return await self._store.recover_job(job_id, absence.agent_id, deadline=deadline)
+            case End(job_id=job_id, status=status, reason=reason):
+                return await self._lifecycle.end(
+                    job_id,
+                    Outcome(status=status, reason=reason),
+                    agent_id=absence.agent_id,
+                    from_statuses=ENDS_FROM[status],
+                )
+            case _:
+                assert_never(command)

@@ -1,0 +1,221 @@
+"""Agents come, stay and go: authentication, registration, and the one funnel through which every loss passes.
+
+A loss is a socket that closed, silence, a missed acknowledgement, a revoked token, or a compute that was seen
+dead.  The funnel is keyed by connection and runs once for each: it takes the agent out of the registry first, so
+that nothing is offered to it any more, then looks after its jobs, then after its compute.  A superseded
+connection is no loss: its agent goes on with the newer one.
+"""
+
+from collections.abc import Callable
+from typing import Final, Never, Protocol
+
+from kici.decide.dispatch import LossCause
+from kici.domain.agent import AgentToken
+from kici.domain.errors import Denied, StoreDown
+from kici.domain.ids import AgentId, ConnectionId, TokenId
+from kici.domain.spawn import ScaleDownReason
+from kici.kit.supervise import Supervisor
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.entropy import Entropy
+from kici.ports.link import Link
+from kici.ports.store import AgentStore
+from kici.services.absences import Absences
+from kici.services.agent_connection import AgentConnection, FrameWork
+from kici.services.drain_state import DrainState
+from kici.services.registration import Computes, Registration
+from kici.services.registry import AgentRegistry
+from kici.wire.coordinator_half import CoordinatorHalf
+from kici.wire.messages import AgentExit, AgentRegister, CloseCode
+
+TICK_SECONDS: Final = 1.0
+LAST_WORDS_SECONDS: Final = 1.0
+"""How long the socket of an agent that was seen dead may still deliver what the agent had sent."""
+
+
+class TokenCheck(Protocol):
+    async def verify_agent(self, plain: str) -> AgentToken:
+        """Raises `Denied` or `StoreDown`."""
+        ...
+
+
+class AgentSessions:
+    """Implements `Doors` for connections, and the gateway's handler."""
+
+    def __init__(
+        self,
+        *,
+        tokens: TokenCheck | None,
+        store: AgentStore,
+        registry: AgentRegistry,
+        registration: Registration,
+        absences: Absences,
+        computes: Computes,
+        work: FrameWork,
+        drain: DrainState,
+        supervisor: Supervisor,
+        clock: Clock,
+        entropy: Entropy,
+        grace_ms: Callable[[bool], int],
+    ) -> None:
+        """`tokens` None: agents are not authenticated.  `grace_ms(scaler managed)`: how long one may stay away."""
+        self._tokens = tokens
+        self._store = store
+        self._registry = registry
+        self._registration = registration
+        self._absences = absences
+        self._computes = computes
+        self._work = work
+        self._drain = drain
+        self._supervisor = supervisor
+        self._clock = clock
+        self._entropy = entropy
+        self._grace_ms = grace_ms
+        self._connections: dict[ConnectionId, AgentConnection] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def connected(self, link: Link) -> AgentConnection:
+        """A new socket."""
+        connection = AgentConnection(
+            connection_id=ConnectionId(self._entropy.hex(8)),
+            link=link,
+            half=CoordinatorHalf(auth_required=self._tokens is not None, now=self._clock.monotonic()),
+            doors=self,
+            work=self._work,
+        )
+        self._connections[connection.connection_id] = connection
+        return connection
+
+    async def run(self) -> Never:
+        """Keep the timers of all connections.  Leave by cancellation."""
+        while True:
+            await self._clock.sleep(TICK_SECONDS)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """One look at every connection and every absent agent."""
+        now = self._clock.monotonic()
+        for connection in list(self._connections.values()):
+            if connection.ended_at is not None and now - connection.ended_at >= LAST_WORDS_SECONDS:
+                connection.close(CloseCode.GOING_AWAY, connection.ended_how)
+                await self.gone(connection, connection.ended_how)
+            else:
+                await connection.tick()
+        if not self._drain.stopping:
+            await self._absences.tick()
+
+    # ------------------------------------------------------------------ Doors
+
+    async def authenticate(self, connection: AgentConnection, token: str | None) -> None:
+        if self._tokens is None:
+            await connection.apply(connection.half.authenticated(connection.connection_id))
+            return
+        try:
+            connection.token = await self._tokens.verify_agent(token or "")
+        except Denied as error:
+            emit(Event.AGENT_REFUSED, remote=connection.remote, reason=str(error))
+            await connection.apply(connection.half.auth_failed(str(error)))
+        except StoreDown:
+            connection.close(CloseCode.INTERNAL, "the store cannot be asked; come back")
+            await self.gone(connection, "the store could not be asked")
+        else:
+            await connection.apply(connection.half.authenticated(connection.connection_id))
+
+    async def register(self, connection: AgentConnection, message: AgentRegister) -> None:
+        await self._registration.register(connection, message)
+        if connection.is_over and connection.agent is not None:
+            await self._lose(connection, "its connection closed while it registered")
+
+    async def gone(self, connection: AgentConnection, why: str) -> None:
+        """The one loss funnel."""
+        if connection.is_over:
+            return
+        connection.is_over = True
+        self._connections.pop(connection.connection_id, None)
+        if connection.agent is not None:
+            await self._lose(connection, why)
+
+    async def _lose(self, connection: AgentConnection, why: str) -> None:
+        assert connection.agent is not None
+        agent = self._registry.remove(connection.agent.agent_id, connection.connection_id)
+        if agent is None:
+            return  # superseded: the agent lives on in its newer connection
+        emit(Event.AGENT_LOST, agent_id=agent.agent_id, cause=connection.cause, reason=why, jobs=len(agent.jobs))
+        if self._drain.stopping:
+            return
+        try:
+            await self._store.release_agent(agent.agent_id, connection.connection_id)
+        except StoreDown as error:  # the next registration of this id, or of this coordinator, replaces the row
+            emit(Event.STORE_DOWN, agent_id=agent.agent_id, error=str(error))
+        if agent.jobs:
+            await self._absences.begin(
+                agent.agent_id,
+                scaler_managed=agent.spawn is not None,
+                cause=connection.cause,
+                how=why,
+                grace_ms=self._grace_ms(agent.spawn is not None),
+            )
+        elif agent.spawn is not None:
+            beats = connection.cause is LossCause.HEARTBEAT_TIMEOUT
+            reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE
+            self._computes.agent_gone(agent.agent_id, reason)
+
+    # ------------------------------------------------------------------ what others see of an agent
+
+    def compute_ended(self, agent_id: AgentId, how: str) -> None:
+        """Its backend saw the compute of a registered agent end: proof of death."""
+        agent = self._registry.get(agent_id)
+        connection = None if agent is None else self._connections.get(agent.seat.connection_id)
+        if connection is not None:
+            connection.cause = LossCause.COMPUTE_ENDED
+            connection.ended_how = how
+            connection.ended_at = self._clock.monotonic()
+        else:
+            self._supervisor.start(f"died.{agent_id}", self._died(agent_id, how))
+
+    async def _died(self, agent_id: AgentId, how: str) -> None:
+        if not await self._absences.died(agent_id, how):
+            self._computes.agent_gone(agent_id, ScaleDownReason.SHUTDOWN)
+
+    async def dismiss(self, agent_id: AgentId, *, cause: LossCause, code: int, why: str) -> bool:
+        """Close an agent's connection for a reason of ours.  False: it is not connected here."""
+        agent = self._registry.get(agent_id)
+        connection = None if agent is None else self._connections.get(agent.seat.connection_id)
+        if connection is None:
+            return False
+        connection.cause = cause
+        connection.close(code, why)
+        await self.gone(connection, why)
+        return True
+
+    def revoked(self, token_id: TokenId) -> None:
+        """A token was revoked: its connections close at once."""
+        for agent in self._registry:
+            if agent.token_id == token_id:
+                self._supervisor.start(
+                    f"revoked.{agent.agent_id}",
+                    self.dismiss(
+                        agent.agent_id,
+                        cause=LossCause.TOKEN_REVOKED,
+                        code=CloseCode.UNAUTHORIZED,
+                        why="its token was revoked",
+                    ),
+                )
+
+    def drain_agent(self, agent_id: AgentId) -> bool:
+        """Let an agent finish its job and leave.  False: it is not connected here."""
+        agent = self._registry.get(agent_id)
+        if agent is None:
+            return False
+        agent.draining = True
+        self._registry.refresh(agent)
+        agent.seat.send(AgentExit(reason="drained by an operator"))
+        return True
+
+    def close_all(self, reason: str) -> None:
+        """We are stopping: no loss of any agent."""
+        for connection in list(self._connections.values()):
+            connection.cause = LossCause.STOPPING
+            connection.close(CloseCode.GOING_AWAY, reason)

@@ -1,0 +1,147 @@
+"""A job looks for an agent, an agent looks for a job.
+
+The store's claim decides; this service chooses whom to try and tells the agent.  A slot is taken in memory before
+the claim is asked for and given back if it fails, so no agent is tried twice at once.  Nothing starts before the
+agent acknowledged and `running` is committed (see `job_lifecycle`).
+"""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kici.decide.dispatch import ATTEMPTS_MAX
+from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
+from kici.domain.job import Demand, Job, JobStatus
+from kici.observe.events import Event, emit
+from kici.ports.store import Claim, JobStore
+from kici.services.demand_index import DemandIndex
+from kici.services.drain_state import DrainState
+from kici.services.registry import AgentRegistry, ConnectedAgent
+from kici.wire.messages import JobDispatch
+
+CLASSES_PER_CLAIM: Final = 200
+_CLAIMING: Final = JobId("(claiming)")
+"""Holds a slot while the store is asked for the oldest job: which one is not known yet."""
+
+
+class ScaleRequests(Protocol):
+    """Whom the dispatcher tells of a job that no idle agent here can take."""
+
+    def wanted(self, job: Job) -> None:
+        """Ask a scaler for it soon.  Never raises, never waits."""
+        ...
+
+
+class NoScaling:
+    """For coordinators that scale nothing."""
+
+    def wanted(self, job: Job) -> None:
+        pass
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        registry: AgentRegistry,
+        demands: DemandIndex,
+        drain: DrainState,
+        instance_id: InstanceId,
+        ack_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._demands = demands
+        self._drain = drain
+        self._instance_id = instance_id
+        self._ack_ms = ack_ms
+        self.scale: ScaleRequests = NoScaling()
+        """Set by the composition root: scaler and dispatcher know each other."""
+
+    def claim_by(self, agent: ConnectedAgent) -> Claim:
+        """What a claim for this agent writes."""
+        return self.claim_of(agent.agent_id, agent.scaler)
+
+    def claim_of(self, agent_id: AgentId, scaler: ScalerName | None) -> Claim:
+        return Claim(agent_id=agent_id, instance_id=self._instance_id, ack_ms=self._ack_ms(), scaler=scaler)
+
+    def seat(self, demand: Demand, job_id: JobId) -> ConnectedAgent | None:
+        """A slot for a job, taken at once; None while draining or when no idle agent fits."""
+        return None if self._drain.closed else self._registry.take_idle(demand, job_id)
+
+    def unseat(self, agent: ConnectedAgent, job_id: JobId) -> None:
+        self._registry.take_back(agent, job_id)
+
+    async def offer(self, job: Job) -> bool:
+        """Find an agent for a queued job: an idle one now, else one to be made.  Whether it was dispatched."""
+        agent = self.seat(job.demand, job.id)
+        if agent is None:
+            self.waits(job)
+            return False
+        claimed: Job | None = None
+        try:
+            claimed = await self._store.claim_job(job.id, self.claim_by(agent))
+        finally:
+            if claimed is None:
+                self._registry.take_back(agent, job.id)
+        if claimed is None:
+            await self.drain(agent)
+            return False
+        await self.deliver(agent, claimed)
+        return True
+
+    def waits(self, job: Job) -> None:
+        """A queued job that no idle agent takes: remember its class and ask the scalers."""
+        self._demands.note(job)
+        if not self._drain.closed:
+            self.scale.wanted(job)
+
+    async def drain(self, agent: ConnectedAgent) -> bool:
+        """Give a free agent the oldest waiting job that it fits, if any.  One job at most."""
+        while not self._drain.closed and agent.is_free and self._registry.get(agent.agent_id) is agent:
+            class_ids = self._demands.fitting(
+                lambda demand: self._registry.fits(agent.shape, demand), limit=CLASSES_PER_CLAIM
+            )
+            if not class_ids:
+                return False
+            since = self._demands.mark()
+            self._registry.give(agent, _CLAIMING)
+            try:
+                claimed = await self._store.claim_oldest(class_ids, self.claim_by(agent))
+            finally:
+                self._registry.take_back(agent, _CLAIMING)
+            if claimed is not None:
+                self._registry.give(agent, claimed.id)
+                await self.deliver(agent, claimed)
+                return True
+            self._demands.gone(class_ids, since)
+        return False
+
+    async def deliver(self, agent: ConnectedAgent, job: Job) -> None:
+        """Tell the agent of a job that was claimed for it, unless it was lost meanwhile: then back with the job."""
+        if self._registry.get(agent.agent_id) is not agent:
+            await self.requeue(job, reason="its agent was lost before it could be told")
+            return
+        agent.jobs[job.id] = job
+        emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
+        agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
+
+    async def requeue(self, job: Job, *, reason: str, count_attempt: bool = True) -> Job | None:
+        """Back to the queue, at its old place, and offer it again.  None: it was no longer dispatched."""
+        assert job.agent_id is not None, job
+        requeued = await self._store.requeue_job(
+            job.id, job.agent_id, reason=reason, attempts_max=ATTEMPTS_MAX, count_attempt=count_attempt
+        )
+        if requeued is None:
+            return None
+        emit(
+            Event.JOB_REQUEUED,
+            job_id=job.id,
+            agent_id=job.agent_id,
+            reason=reason,
+            status=requeued.job.status,
+            attempts=requeued.job.attempts,
+        )
+        if requeued.job.status is JobStatus.QUEUED:
+            await self.offer(requeued.job)
+        return requeued.job

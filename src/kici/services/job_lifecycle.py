@@ -1,0 +1,203 @@
+"""What happens to a job between its claim and its end.
+
+Each move is one guarded write of the store; what follows from it (telling agents, offering dependents, giving
+computes back) happens here, in one place, whichever way the job ended.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kici.domain.errors import KiciError
+from kici.domain.ids import AgentId, JobId, OrgId
+from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
+from kici.observe.events import Event, emit
+from kici.ports.store import Cancelled, Finished, JobStore
+from kici.services.dispatcher import Dispatcher
+from kici.services.job_watch import JobWatch
+from kici.services.registry import AgentRegistry, ConnectedAgent
+from kici.wire.messages import JobCancel, JobStart, JobStatusAck, JobStatusReport
+
+
+class SecretSource(Protocol):
+    async def resolve(self, org: OrgId, refs: Mapping[str, str]) -> dict[str, str]:
+        """Environment name -> plain value.  Raises a `KiciError` that names the reference, never the value."""
+        ...
+
+
+class ComputeOwner(Protocol):
+    """What the scaler wants to hear about jobs."""
+
+    def job_over(self, job_id: JobId) -> None:
+        """The job ended: a compute that is still being made for it has lost its purpose."""
+        ...
+
+    def capacity_freed(self) -> None: ...
+
+
+class NoComputes:
+    """For coordinators that scale nothing."""
+
+    def job_over(self, job_id: JobId) -> None:
+        pass
+
+    def capacity_freed(self) -> None:
+        pass
+
+
+class JobLifecycle:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        registry: AgentRegistry,
+        dispatcher: Dispatcher,
+        secrets: SecretSource,
+        watch: JobWatch,
+        log_bytes_max: int | None,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._secrets = secrets
+        self._watch = watch
+        self._log_bytes_max = log_bytes_max
+        self.computes: ComputeOwner = NoComputes()
+        """Set by the composition root."""
+
+    async def acknowledged(self, agent: ConnectedAgent, job_id: JobId) -> None:
+        """The agent has the job: commit `running`, then let it start.  Otherwise it must forget the job."""
+        job = agent.jobs.get(job_id)
+        if job is None:
+            self.drop(agent, job_id, "this job is not yours")
+            return
+        try:
+            secrets = await self._secrets.resolve(job.org, job.spec.secrets) if job.spec.secrets else {}
+        except KiciError as error:
+            await self._refuse_start(agent, job, str(error))
+            return
+        started = await self._store.start_job(job_id, agent.agent_id)
+        if started is None:
+            self.drop(agent, job_id, "the job was taken back before you acknowledged it")
+            await self._freed(agent, job_id)
+            return
+        agent.jobs[job_id] = started
+        self._watch.changed(job_id)
+        emit(Event.JOB_STARTED, job_id=job_id, run_id=job.run_id, agent_id=agent.agent_id)
+        self.tell_start(agent, started, secrets)
+
+    def tell_start(self, agent: ConnectedAgent, job: Job, secrets: dict[str, str]) -> None:
+        agent.seat.send(
+            JobStart(
+                job_id=job.id,
+                run_id=job.run_id,
+                name=job.name,
+                command=list(job.spec.command),
+                env=job.spec.env,
+                secrets=secrets,
+                timeout_ms=job.spec.timeout_ms,
+                max_log_bytes=self._log_bytes_max,
+            )
+        )
+
+    async def start_again(self, agent: ConnectedAgent, job: Job) -> None:
+        """The start message was lost with a connection: the agent waits, `running` is committed already."""
+        try:
+            secrets = await self._secrets.resolve(job.org, job.spec.secrets) if job.spec.secrets else {}
+        except KiciError as error:
+            await self._refuse_start(agent, job, str(error))
+            return
+        self.tell_start(agent, job, secrets)
+
+    def drop(self, agent: ConnectedAgent, job_id: JobId, why: str) -> None:
+        """Tell an agent to kill and forget a job."""
+        agent.seat.send(JobCancel(job_id=job_id, reason=why, grace_ms=0, force=True))
+
+    async def rejected(self, agent: ConnectedAgent, job_id: JobId, reason: str) -> None:
+        """The agent does not want the job: it goes back to its place.  This agent is not asked again for now."""
+        job = agent.jobs.get(job_id)
+        if job is None:
+            return
+        agent.draining = True
+        self._registry.done(agent, job_id)
+        await self._dispatcher.requeue(job, reason=f"agent {agent.agent_id} declined it: {reason}")
+
+    async def reported(self, agent: ConnectedAgent, report: JobStatusReport) -> bool:
+        """A final status.  Acknowledged after commit, or when this agent has no such job.  Whether it was the end."""
+        outcome = Outcome(
+            status=JobStatus(report.state), exit_code=report.exit_code, signal=report.signal, reason=report.reason
+        )
+        finished = await self._store.finish_job(
+            JobId(report.job_id), outcome, agent_id=agent.agent_id, from_statuses=STARTED
+        )
+        agent.seat.send(JobStatusAck(job_id=report.job_id))
+        if finished is not None:
+            await self.over(finished)
+        await self._freed(agent, JobId(report.job_id))
+        return finished is not None
+
+    async def end(
+        self, job_id: JobId, outcome: Outcome, *, agent_id: AgentId, from_statuses: frozenset[JobStatus]
+    ) -> bool:
+        """End a job on its agent's behalf: the agent is gone or cannot run it."""
+        finished = await self._store.finish_job(job_id, outcome, agent_id=agent_id, from_statuses=from_statuses)
+        if finished is not None:
+            await self.over(finished)
+        return finished is not None
+
+    async def cancelled(self, moved: Cancelled, *, reason: str, force: bool) -> None:
+        """Follow up a cancel request: agents are told, computes under way lose their purpose."""
+        for job in moved.ended:
+            self._ended(job)
+            agent = self._holder(job)
+            if agent is not None:
+                self.drop(agent, job.id, reason)
+                await self._freed(agent, job.id)
+        for job in moved.told:
+            self._watch.changed(job.id)
+            agent = self._holder(job)
+            if agent is not None:
+                agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=force))
+
+    async def over(self, finished: Finished) -> None:
+        """Everything that follows from the end of a job, whichever way it ended."""
+        self._ended(finished.job)
+        for job_id in finished.skipped:
+            self._watch.changed(job_id)
+        for job_id in finished.released:
+            released = await self._store.job(job_id)
+            if released is not None and released.status is JobStatus.QUEUED:
+                await self._dispatcher.offer(released)
+
+    def _ended(self, job: Job) -> None:
+        assert job.status in TERMINAL, job
+        emit(
+            Event.JOB_FINISHED,
+            job_id=job.id,
+            run_id=job.run_id,
+            agent_id=job.agent_id,
+            status=job.status,
+            exit_code=job.exit_code,
+            reason=job.reason,
+        )
+        self._watch.changed(job.id)
+        self.computes.job_over(job.id)
+
+    def _holder(self, job: Job) -> ConnectedAgent | None:
+        agent = None if job.agent_id is None else self._registry.get(job.agent_id)
+        return agent if agent is not None and job.id in agent.jobs else None
+
+    async def _refuse_start(self, agent: ConnectedAgent, job: Job, why: str) -> None:
+        self.drop(agent, job.id, "it cannot start")
+        await self.end(
+            job.id,
+            Outcome(status=JobStatus.FAILED, reason=why),
+            agent_id=agent.agent_id,
+            from_statuses=HELD_BY_AGENT,
+        )
+        await self._freed(agent, job.id)
+
+    async def _freed(self, agent: ConnectedAgent, job_id: JobId) -> None:
+        self._registry.done(agent, job_id)
+        if agent.is_free:
+            self.computes.capacity_freed()
+            await self._dispatcher.drain(agent)

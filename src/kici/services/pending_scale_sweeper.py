@@ -1,0 +1,119 @@
+"""Jobs that were refused an agent are offered again: when capacity is freed, and by the clock.
+
+A pass goes over demand classes, the one with the oldest job first: up to ten jobs of each, and a class that is
+refused once is skipped for the rest of the pass.  So neither a long backlog nor one class that cannot be served
+delays the others.  One pass at a time; a call during a pass starts nothing.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Never
+
+from kici.domain.errors import StoreDown
+from kici.domain.ids import JobId
+from kici.domain.job import WaitingClass
+from kici.domain.scale import ScaleAnswer, Skipped, Spawning
+from kici.kit.ticker import Ticker
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import JobStore
+from kici.services.demand_index import DemandIndex
+from kici.services.dispatcher import Dispatcher
+from kici.services.drain_state import DrainState
+from kici.services.registry import AgentRegistry
+from kici.services.scaler_manager import ScalerManager
+
+DEBOUNCE_SECONDS: Final = 0.25
+JOBS_PER_CLASS: Final = 10
+
+
+class PendingScaleSweeper:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        demands: DemandIndex,
+        dispatcher: Dispatcher,
+        registry: AgentRegistry,
+        manager: ScalerManager,
+        drain: DrainState,
+        clock: Clock,
+        interval_seconds: float,
+        on_redispatch: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._demands = demands
+        self._dispatcher = dispatcher
+        self._registry = registry
+        self._manager = manager
+        self._drain = drain
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._ticker = Ticker(interval_seconds)
+        self._on_redispatch = on_redispatch
+        self._is_running = False
+        self._freed = False
+
+    def capacity_freed(self) -> None:
+        """Something was released: a pass follows a quarter second after the first of such calls."""
+        self._freed = True
+        self._ticker.nudge()
+
+    async def run(self) -> Never:
+        """Sweep for ever.  Leave by cancellation."""
+        while True:
+            if await self._ticker.next() and self._freed:
+                await self._clock.sleep(DEBOUNCE_SECONDS)
+            trigger = "hook" if self._freed else "sweep"
+            self._freed = False
+            try:
+                await self.tick(trigger)
+            except StoreDown as error:
+                emit(Event.STORE_DOWN, level=logging.WARNING, during="re-drive", error=str(error))
+
+    async def tick(self, trigger: str) -> int:
+        """One pass over all waiting classes.  How many agents were started."""
+        if self._is_running or self._drain.closed:
+            return 0
+        self._is_running = True
+        try:
+            self._ticker.seconds = self._interval_seconds
+            self._manager.ask_again()
+            await self._demands.refresh()
+            started = 0
+            for waiting in sorted(self._demands, key=lambda waiting: waiting.oldest_seq):
+                started += await self._class(waiting)
+            for _ in range(started):
+                self._on_redispatch(trigger)
+            return started
+        finally:
+            self._is_running = False
+
+    async def _class(self, waiting: WaitingClass) -> int:
+        """Offer up to ten jobs of one class: to idle agents first, then to the scalers."""
+        if not self._registry.has_idle(waiting.demand):
+            refused = self._manager.judge(waiting.demand)
+            if refused is not None:
+                self._refused(waiting.oldest_job, refused)
+                return 0
+        jobs = await self._store.queued_of_class(waiting.class_id, limit=JOBS_PER_CLASS, unserved=True)
+        started = 0
+        for job in jobs:
+            if self._registry.has_idle(job.demand):
+                await self._dispatcher.offer(job)
+                continue
+            answer = await self._manager.request(job)
+            if not isinstance(answer, Spawning):
+                self._refused(job.id, answer)
+                return started
+            started += 1
+        if len(jobs) == JOBS_PER_CLASS:
+            self._freed = True
+            self._ticker.nudge()  # there are more, and none was refused
+        return started
+
+    def _refused(self, job_id: JobId, answer: ScaleAnswer) -> None:
+        """Where the refusal says until when, wake exactly then."""
+        if isinstance(answer, Skipped) and answer.retry_after_ms is not None:
+            self._ticker.seconds = max(0.05, min(self._ticker.seconds, answer.retry_after_ms / 1000))
+        emit(Event.SCALE_REFUSED, level=logging.DEBUG, job_id=job_id, answer=type(answer).__name__)

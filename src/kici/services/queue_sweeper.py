@@ -1,0 +1,125 @@
+"""What the clock does to waiting and offered jobs.
+
+Acknowledgements that did not come, queue times that ran out, jobs that nothing could ever run.  Every pass is
+safe to repeat and safe on several coordinators: each move is a guarded write.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Never
+
+from kici.decide.dispatch import LossCause
+from kici.domain.errors import StoreDown
+from kici.domain.ids import InstanceId
+from kici.domain.job import Job, WaitingClass
+from kici.domain.scale import NoBackend
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import JobStore
+from kici.services.agent_sessions import AgentSessions
+from kici.services.demand_index import DemandIndex
+from kici.services.dispatcher import Dispatcher
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.registry import AgentRegistry
+from kici.services.scaler_manager import ScalerManager
+from kici.wire.messages import CloseCode
+
+INTERVAL_SECONDS: Final = 1.0
+BATCH: Final = 200
+IDLE_MATCH_SECONDS: Final = 10.0
+PROBE_SECONDS_MIN: Final = 5.0
+PROBE_SECONDS_MAX: Final = 30.0
+
+
+class QueueSweeper:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        registry: AgentRegistry,
+        demands: DemandIndex,
+        dispatcher: Dispatcher,
+        lifecycle: JobLifecycle,
+        sessions: AgentSessions,
+        manager: ScalerManager,
+        clock: Clock,
+        instance_id: InstanceId,
+        unroutable_grace_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._demands = demands
+        self._dispatcher = dispatcher
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._manager = manager
+        self._clock = clock
+        self._instance_id = instance_id
+        self._unroutable_grace_ms = unroutable_grace_ms
+        self._matched_at = 0.0
+        self._probed_at = 0.0
+
+    async def run(self) -> Never:
+        """Sweep for ever.  Leave by cancellation."""
+        while True:
+            await self._clock.sleep(INTERVAL_SECONDS)
+            try:
+                await self.tick()
+            except StoreDown as error:
+                emit(Event.STORE_DOWN, level=logging.WARNING, during="queue sweep", error=str(error))
+
+    async def tick(self) -> None:
+        """One pass over everything that is due."""
+        for job in await self._store.overdue_acks(limit=BATCH):
+            await self._ack_overdue(job)
+        for finished in await self._store.expire_queued(limit=BATCH):
+            await self._lifecycle.over(finished)
+        now = self._clock.monotonic()
+        if now - self._matched_at >= IDLE_MATCH_SECONDS:
+            self._matched_at = now
+            await self._match_idle()
+        grace_ms = self._unroutable_grace_ms()
+        pause = min(max(grace_ms / 4000, PROBE_SECONDS_MIN), PROBE_SECONDS_MAX)
+        if grace_ms and now - self._probed_at >= pause:
+            self._probed_at = now
+            await self._probe(grace_ms)
+
+    async def _ack_overdue(self, job: Job) -> None:
+        """The agent leaves the registry before its job is offered again."""
+        assert job.agent_id is not None, job
+        why = "it did not acknowledge its job in time"
+        dismissed = await self._sessions.dismiss(
+            job.agent_id, cause=LossCause.ACK_TIMEOUT, code=CloseCode.ACK_TIMEOUT, why=why
+        )
+        if not dismissed:
+            await self._dispatcher.requeue(job, reason=f"agent {job.agent_id} was lost: {why}")
+
+    async def _match_idle(self) -> None:
+        """A net under lost hints: waiting classes against agents that are idle here."""
+        await self._demands.refresh()
+        if any(self._registry.has_idle(waiting.demand) for waiting in self._demands):
+            for agent in self._registry:
+                if agent.is_free:
+                    await self._dispatcher.drain(agent)
+
+    async def _probe(self, grace_ms: int) -> None:
+        """Jobs that no agent and no scaler could run, now or when others end: end them after the grace."""
+        for waiting in await self._store.waiting_classes(limit=BATCH):
+            if self._is_routable(waiting):
+                await self._store.clear_unroutable(waiting.class_id)
+                continue
+            await self._store.mark_unroutable(waiting.class_id)
+            labels = ", ".join(sorted(waiting.demand.labels)) or "none"
+            ended = await self._store.expire_unroutable(
+                waiting.class_id,
+                grace_ms=grace_ms,
+                reason=f"no agent and no scaler serves a job with labels {labels}",
+                limit=BATCH,
+            )
+            for finished in ended:
+                await self._lifecycle.over(finished)
+
+    def _is_routable(self, waiting: WaitingClass) -> bool:
+        return self._registry.could_serve(waiting.demand) or not isinstance(
+            self._manager.judge(waiting.demand), NoBackend
+        )

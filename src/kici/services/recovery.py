@@ -1,0 +1,142 @@
+"""After a restart: take up again what the previous process left on this host.
+
+A restart costs no running job.  Rows of this instance are matched with what backends find alive; what lives is
+tracked again with its caps and its job's grace, what does not is settled with the reason, and what no row explains
+is reclaimed.  Ends before agents are accepted; graces are counted from when they are.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from kici.decide.admit import Book
+from kici.decide.dispatch import LossCause
+from kici.domain.errors import KiciError
+from kici.domain.ids import AgentId, InstanceId, ScalerName
+from kici.domain.job import STARTED, Job
+from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import AgentStore, JobStore, SpawnStore
+from kici.services.absences import Absences
+from kici.services.dispatcher import Dispatcher
+from kici.services.scaler_runtime import Fleet
+from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.teardown import Teardown
+
+ROWS_MAX: Final = 100_000
+
+
+class Store(JobStore, SpawnStore, AgentStore, Protocol):
+    """What recovery reads and writes."""
+
+
+class Recovery:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        fleet: Fleet,
+        book: Book,
+        spawns: SpawnBook,
+        teardown: Teardown,
+        absences: Absences,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        instance_id: InstanceId,
+        grace_ms: Callable[[bool], int],
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._book = book
+        self._spawns = spawns
+        self._teardown = teardown
+        self._absences = absences
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._instance_id = instance_id
+        self._grace_ms = grace_ms
+        self._dead: dict[AgentId, str] = {}
+        self._waiting: set[AgentId] = set()
+
+    async def computes(self) -> None:
+        """Before agents are accepted: own spawn rows against what this host holds."""
+        await self._store.delete_sessions_of(self._instance_id)
+        rows = await self._store.spawns(owner=self._instance_id, limit=ROWS_MAX)
+        for reservation in await self._store.reservations(owner=self._instance_id, limit=ROWS_MAX):
+            self._book.reserve(reservation)
+        by_scaler: dict[ScalerName, list[Spawn]] = {name: [] for name in self._fleet.runtimes}
+        for row in rows:
+            if row.scaler in by_scaler:
+                by_scaler[row.scaler].append(row)
+            else:
+                await self._forget(row, "its scaler is no longer configured")
+        for name, mine in by_scaler.items():
+            await self._scaler(name, mine)
+
+    async def _scaler(self, name: ScalerName, rows: list[Spawn]) -> None:
+        runtime = self._fleet.runtimes[name]
+        known = frozenset(row.agent_id for row in rows)
+        alive = {compute.agent_id for compute in await runtime.backend.recover(known)}
+        for row in rows:
+            if row.agent_id not in alive:
+                await self._forget(row, "its compute is gone since the restart")
+                continue
+            tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True)
+            age_seconds = max(0, self._clock.now() - row.spawned_at) / 1000
+            tracked.started_at = self._clock.monotonic() - age_seconds
+            self._spawns.add(tracked)
+            if row.state is SpawnState.ENDING:
+                self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
+            elif row.state is SpawnState.REGISTERED:
+                runtime.backend.mark_registered(row.agent_id)
+            emit(Event.SPAWN_RECOVERED, agent_id=row.agent_id, scaler=row.scaler, state=row.state)
+        try:
+            orphans = await runtime.backend.cleanup_orphans(frozenset(alive))
+        except KiciError as error:
+            emit(Event.ORPHANS_LEFT, level=logging.WARNING, scaler=name, error=str(error))
+        else:
+            if orphans:
+                emit(Event.ORPHANS_REMOVED, level=logging.WARNING, scaler=name, count=orphans)
+
+    async def _forget(self, row: Spawn, why: str) -> None:
+        """No compute: the row, its reservation and its claim on the job go; the job is settled by `jobs`."""
+        emit(Event.SPAWN_LOST, level=logging.WARNING, agent_id=row.agent_id, scaler=row.scaler, reason=why)
+        self._dead[row.agent_id] = why
+        self._book.release(row.agent_id)
+        await self._store.delete_spawn(row.agent_id)
+
+    async def jobs(self) -> None:
+        """Once agents are accepted: jobs of this instance wait for their agents to come back with them."""
+        by_agent: dict[AgentId, list[Job]] = {}
+        for job in await self._store.jobs_owned_by(self._instance_id, limit=ROWS_MAX):
+            if job.agent_id is not None:
+                by_agent.setdefault(job.agent_id, []).append(job)
+        for agent_id, jobs in by_agent.items():
+            await self._agent(agent_id, jobs)
+        self._waiting = {
+            tracked.agent_id
+            for tracked in self._spawns
+            if tracked.spawn.state is SpawnState.REGISTERED and tracked.agent_id not in by_agent
+        }
+
+    async def _agent(self, agent_id: AgentId, jobs: list[Job]) -> None:
+        """A job that is only dispatched keeps its acknowledgement deadline: the queue sweep watches it."""
+        tracked = self._spawns.get(agent_id)
+        dead = self._dead.get(agent_id)
+        scaler_managed = tracked is not None or dead is not None
+        if dead is not None or any(job.status in STARTED for job in jobs):
+            await self._absences.begin(
+                agent_id,
+                scaler_managed=scaler_managed,
+                cause=LossCause.CONNECTION_CLOSED if dead is None else LossCause.COMPUTE_ENDED,
+                how="the coordinator restarted" if dead is None else dead,
+                grace_ms=self._grace_ms(scaler_managed),
+            )
+
+    def expire(self, is_connected: Callable[[AgentId], bool]) -> None:
+        """A grace after the restart: take down computes whose agents had no job and did not come back."""
+        for agent_id in self._waiting:
+            tracked = self._spawns.get(agent_id)
+            if tracked is not None and not is_connected(agent_id):
+                self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)

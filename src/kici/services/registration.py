@@ -1,0 +1,347 @@
+"""An agent registers: admitted or refused, its jobs reconciled, its promised job handed over.
+
+Who may register is decided by `decide.registration`, what becomes of jobs that it lists or should list by
+`decide.dispatch.reconcile`.  The record of a scaler-made agent is moved in the same unit that claims its bound
+job, so the job waits for exactly this agent however old other waiting jobs are.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, Phase, Requeue, Resume, Start, reconcile
+from kici.decide.fit import AgentShape
+from kici.decide.registration import (
+    Accept,
+    AgentRecord,
+    Claimant,
+    Known,
+    LiveConnection,
+    Refuse,
+    admit_agent,
+)
+from kici.domain.agent import AgentFacts, AgentSession
+from kici.domain.errors import StoreDown
+from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.job import Job, Outcome
+from kici.domain.logs import Stream
+from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import AgentStore as AgentRows
+from kici.ports.store import Claim, JobStore, LogStorage, Registered
+from kici.services.absences import ENDS_FROM, Absences
+from kici.services.agent_connection import AgentConnection
+from kici.services.dispatcher import Dispatcher
+from kici.services.drain_state import DrainState
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.registry import AgentRegistry, ConnectedAgent, shape_without_host
+from kici.wire.messages import (
+    AgentRegister,
+    CloseCode,
+    JobCancel,
+    JobVerdict,
+    RegisterAck,
+    Reuse,
+)
+
+
+class Store(AgentRows, JobStore, LogStorage, Protocol):
+    """What registration reads and writes."""
+
+
+class Computes(Protocol):
+    """What the scaler knows of an agent that comes, and wants to hear."""
+
+    def record_of(self, agent_id: AgentId) -> Spawn | None:
+        """The spawn of an agent that this instance made, in whatever state."""
+        ...
+
+    def registered(self, spawn: Spawn) -> None: ...
+
+    def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None: ...
+
+    def reclaim(self, agent_id: AgentId) -> None: ...
+
+
+class NoComputes:
+    """For coordinators that scale nothing."""
+
+    def record_of(self, agent_id: AgentId) -> Spawn | None:
+        return None
+
+    def registered(self, spawn: Spawn) -> None:
+        pass
+
+    def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
+        pass
+
+    def reclaim(self, agent_id: AgentId) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What to tell a returning agent, and what to do once it was told."""
+
+    verdicts: list[JobVerdict] = field(default_factory=list)
+    after: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+
+
+class Registration:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: AgentRegistry,
+        dispatcher: Dispatcher,
+        lifecycle: JobLifecycle,
+        absences: Absences,
+        computes: Computes,
+        drain: DrainState,
+        clock: Clock,
+        instance_id: InstanceId,
+        requires_token: bool,
+        coordinators: Callable[[], list[str]],
+    ) -> None:
+        """`coordinators()`: addresses that agents may go to when this one is lost."""
+        self._store = store
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._lifecycle = lifecycle
+        self._absences = absences
+        self._computes = computes
+        self._drain = drain
+        self._clock = clock
+        self._instance_id = instance_id
+        self._requires_token = requires_token
+        self._coordinators = coordinators
+
+    async def register(self, connection: AgentConnection, message: AgentRegister) -> None:
+        """Answer one registration, the first of its connection or a repeated one."""
+        agent_id = AgentId(message.agent_id)
+        spawn = self._computes.record_of(agent_id)
+        try:
+            held = await self._held(agent_id, spawn)
+            judged = self._judge(connection, message, spawn, held)
+            if isinstance(judged, Refuse):
+                await self._refuse(connection, agent_id, judged)
+                return
+            claim = self._claim(agent_id, spawn)
+            session = self._session(connection, message, judged, spawn)
+            registered = await self._store.register_agent(session, needs_spawn=spawn is not None, bound=claim)
+        except StoreDown as error:
+            await self._refuse(
+                connection, agent_id, Refuse(close_code=CloseCode.INTERNAL, reason=f"the store is down: {error}"[:100])
+            )
+            return
+        if registered is None:
+            refusal = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
+            await self._refuse(connection, agent_id, refusal)
+            return
+        await self._welcome(connection, message, session, spawn, registered, held)
+
+    async def _welcome(
+        self,
+        connection: AgentConnection,
+        message: AgentRegister,
+        session: AgentSession,
+        spawn: Spawn | None,
+        registered: Registered,
+        held: list[Job],
+    ) -> None:
+        agent = _connected(connection, message, session, spawn)
+        older = self._registry.get(agent.agent_id)
+        connection.agent = agent
+        self._registry.add(agent)
+        self._absences.returned(agent.agent_id)
+        if older is not None and older.seat.connection_id != connection.connection_id:
+            emit(Event.AGENT_RETURNED, agent_id=agent.agent_id, superseded=older.seat.connection_id)
+            older.seat.close(CloseCode.SUPERSEDED, "superseded by a newer connection")
+        if spawn is not None:
+            self._computes.registered(spawn)
+        emit(Event.AGENT_REGISTERED, agent_id=agent.agent_id, scaler=agent.scaler, remote=connection.remote)
+        if connection.is_over:
+            return  # the caller passes it to the funnel
+        plan = await self._reconcile(agent, message, held)
+        await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
+        for act in plan.after:
+            await act()
+        if registered.job is not None:
+            self._registry.give(agent, registered.job.id)
+            await self._dispatcher.deliver(agent, registered.job)
+        else:
+            await self._dispatcher.drain(agent)
+
+    def _judge(
+        self, connection: AgentConnection, message: AgentRegister, spawn: Spawn | None, held: list[Job]
+    ) -> Accept | Refuse:
+        agent_id = AgentId(message.agent_id)
+        live = self._registry.get(agent_id)
+        return admit_agent(
+            Claimant(agent_id=agent_id, labels=frozenset(message.labels), uid=message.running_as_uid),
+            connection.token,
+            now=self._clock.now(),
+            known=Known(
+                record=None if spawn is None else _record(spawn),
+                live=None if live is None else LiveConnection(token_id=live.token_id),
+                holds_job=bool(held),
+            ),
+            requires_token=self._requires_token,
+        )
+
+    async def _held(self, agent_id: AgentId, spawn: Spawn | None) -> list[Job]:
+        """Jobs that an agent may have from before.  One that is here for the first time has none."""
+        if spawn is not None and spawn.state is SpawnState.BOOTING:
+            return []
+        return await self._store.held_jobs(agent_id)
+
+    def _claim(self, agent_id: AgentId, spawn: Spawn | None) -> Claim | None:
+        """The claim of the job that the agent was made for."""
+        if spawn is None or spawn.bound_job_id is None or self._drain.closed:
+            return None
+        if spawn.state is not SpawnState.BOOTING:
+            return None
+        return self._dispatcher.claim_of(agent_id, spawn.scaler)
+
+    def _session(
+        self, connection: AgentConnection, message: AgentRegister, accepted: Accept, spawn: Spawn | None
+    ) -> AgentSession:
+        return AgentSession(
+            agent_id=AgentId(message.agent_id),
+            instance_id=self._instance_id,
+            connection_id=connection.connection_id,
+            labels=accepted.labels,
+            gate=accepted.gate,
+            token_id=None if connection.token is None else connection.token.id,
+            scaler=None if spawn is None else spawn.scaler,
+            backend_type=None if spawn is None else spawn.backend_type,
+            facts=AgentFacts(
+                platform=message.platform,
+                arch=message.arch,
+                version=message.version,
+                hostname=message.hostname,
+                cpu_count=message.cpu_count,
+                memory_mb=message.total_memory_mb,
+                user=message.running_as_user,
+                uid=message.running_as_uid,
+            ),
+            registered_at=self._clock.now(),
+            warm=spawn is not None and spawn.bound_job_id is None,
+        )
+
+    async def _refuse(self, connection: AgentConnection, agent_id: AgentId, refusal: Refuse) -> None:
+        emit(Event.AGENT_REFUSED, agent_id=agent_id, code=refusal.close_code, reason=refusal.reason)
+        if refusal.reclaims:
+            self._computes.reclaim(agent_id)
+        await connection.apply(connection.half.refused(refusal.close_code, refusal.reason))
+
+    async def _reconcile(self, agent: ConnectedAgent, message: AgentRegister, held: list[Job]) -> _Plan:
+        """Compare what the agent lists with what the store says it holds."""
+        plan = _Plan()
+        jobs = {job.id: job for job in held}
+        commands = reconcile(
+            agent.agent_id,
+            listed=[ListedJob(job_id=JobId(ref.job_id), phase=Phase(ref.phase)) for ref in message.in_flight_jobs],
+            held=[HeldJob(job_id=job.id, status=job.status) for job in held],
+        )
+        for command in commands:
+            match command:
+                case Start(job_id=job_id):
+                    agent.jobs[job_id] = jobs[job_id]
+                    plan.verdicts.append(JobVerdict(job_id=job_id, action="start"))
+                    plan.after.append(lambda job_id=job_id: self._lifecycle.acknowledged(agent, job_id))  # type: ignore[misc] # bound now, not later
+                case Resume(job_id=job_id, cancels=cancels):
+                    await self._resume(agent, job_id, plan, cancels=cancels)
+                case Drop(job_id=job_id):
+                    plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
+                case Requeue(job_id=job_id, reason=reason):
+                    await self._dispatcher.requeue(jobs[job_id], reason=reason)
+                case End(job_id=job_id, status=status, reason=reason):
+                    await self._lifecycle.end(
+                        job_id,
+                        Outcome(status=status, reason=reason),
+                        agent_id=agent.agent_id,
+                        from_statuses=ENDS_FROM[status],
+                    )
+                case _:
+                    assert_never(command)
+        self._registry.refresh(agent)
+        return plan
+
+    async def _resume(self, agent: ConnectedAgent, job_id: JobId, plan: _Plan, *, cancels: bool) -> None:
+        job = await self._store.resume_job(job_id, agent.agent_id, self._instance_id)
+        if job is None:
+            plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
+            return
+        agent.jobs[job_id] = job
+        ends = await self._store.log_ends(job_id)
+        plan.verdicts.append(
+            JobVerdict(
+                job_id=job_id,
+                action="resume",
+                stdout_offset=ends.get(Stream.STDOUT, 0),
+                stderr_offset=ends.get(Stream.STDERR, 0),
+            )
+        )
+        if cancels:
+            agent.seat.send(JobCancel(job_id=job_id, reason="cancelled while the connection was lost"))
+
+    def _ack(self, agent: ConnectedAgent, registered: Registered, verdicts: list[JobVerdict]) -> RegisterAck:
+        spawn = agent.spawn
+        reuse = None
+        if spawn is not None and spawn.reuse_idle_seconds is not None:
+            reuse = Reuse(idle_seconds=spawn.reuse_idle_seconds, max_jobs=spawn.reuse_max_jobs)
+        return RegisterAck(
+            agent_id=agent.agent_id,
+            labels=sorted(agent.labels),
+            scaler_managed=spawn is not None,
+            pending_dispatch=registered.job is not None,
+            warm_pool=spawn is not None and spawn.bound_job_id is None,
+            reuse=reuse,
+            jobs=verdicts,
+            coordinators=self._coordinators(),
+        )
+
+
+def _record(spawn: Spawn) -> AgentRecord:
+    return AgentRecord(
+        gate=spawn.gate,
+        labels=spawn.labels,
+        token_id=spawn.token_id,
+        is_ending=spawn.state is SpawnState.ENDING,
+    )
+
+
+def _connected(
+    connection: AgentConnection, message: AgentRegister, session: AgentSession, spawn: Spawn | None
+) -> ConnectedAgent:
+    shape = AgentShape(
+        labels=session.labels,
+        gate=session.gate,
+        job_image=spawn is not None and spawn.job_image,
+        prespawned=spawn is not None,
+        resources=None if spawn is None else spawn.shape,
+    )
+    return ConnectedAgent(
+        agent_id=session.agent_id,
+        seat=connection,
+        shape=shape_without_host(shape),
+        labels=session.labels,
+        registered_at=session.registered_at,
+        token_id=session.token_id,
+        spawn=spawn,
+        facts=session.facts,
+        slots=1 if spawn is not None else max(1, message.max_concurrency),
+        jobs_left=_jobs_left(spawn),
+    )
+
+
+def _jobs_left(spawn: Spawn | None) -> int | None:
+    """A scaler-made agent runs one job, unless its scaler allows reuse."""
+    if spawn is None:
+        return None
+    if spawn.reuse_idle_seconds is not None:
+        return spawn.reuse_max_jobs
+    is_back = spawn.state is SpawnState.REGISTERED and spawn.bound_job_id is not None
+    return 0 if is_back else 1

@@ -1,0 +1,42 @@
+"""One configured scaler at work: its backend, limits and place in the configuration."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kici.decide.admit import HostCaps, ScalerCaps
+from kici.decide.route import Router
+from kici.domain.ids import ScalerName
+from kici.ports.backend import Backend
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ScalerRuntime:
+    """What the manager needs of one entry of the configuration."""
+
+    name: ScalerName
+    backend: Backend
+    caps: ScalerCaps
+    orchestrator_url: str
+    spawns_at_once: int = 8
+    machine_pool: str | None = None
+    provisioning_targets: tuple[str, ...] = ()
+    reuse_idle_seconds: float | None = None
+    reuse_max_jobs: int | None = None
+    gateway: asyncio.Semaphore = field(init=False)
+    """Lets `spawns_at_once` spawns run, first come first served."""
+
+    def __post_init__(self) -> None:
+        self.gateway = asyncio.Semaphore(max(1, self.spawns_at_once))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All scalers of one configuration, as one value: a reload makes a new one."""
+
+    runtimes: Mapping[ScalerName, ScalerRuntime]
+    router: Router
+    caps: HostCaps
+
+    def active_total(self) -> int:
+        return sum(runtime.backend.active_count() for runtime in self.runtimes.values())

@@ -1,0 +1,79 @@
+"""The spawns of this instance: what each one is for, and how far it is.
+
+Memory that can be rebuilt from spawn rows and from what backends find on their hosts.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kici.domain.ids import AgentId, Instant, JobId
+from kici.domain.spawn import SERVING, Spawn, SpawnState
+from kici.services.scaler_runtime import ScalerRuntime
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrackedSpawn:
+    spawn: Spawn
+    runtime: ScalerRuntime
+    started_at: float | None = None
+    """Monotonic seconds at which the semaphore let it start; None: still in line, and not stale however old."""
+    is_settled: bool = False
+    """The backend's `spawn` returned: there is a compute."""
+    is_ending: bool = False
+    task: asyncio.Task[None] | None = None
+    """The spawn under way."""
+
+    @property
+    def agent_id(self) -> AgentId:
+        return self.spawn.agent_id
+
+    @property
+    def is_booting(self) -> bool:
+        return self.spawn.state is SpawnState.BOOTING and not self.is_ending
+
+
+class SpawnBook:
+    def __init__(self) -> None:
+        self._spawns: dict[AgentId, TrackedSpawn] = {}
+        self._serving: dict[JobId, AgentId] = {}
+
+    def __iter__(self) -> Iterator[TrackedSpawn]:
+        return iter(list(self._spawns.values()))
+
+    def __len__(self) -> int:
+        return len(self._spawns)
+
+    def get(self, agent_id: AgentId) -> TrackedSpawn | None:
+        return self._spawns.get(agent_id)
+
+    def serving(self, job_id: JobId) -> TrackedSpawn | None:
+        """The spawn that serves this job."""
+        agent_id = self._serving.get(job_id)
+        return None if agent_id is None else self._spawns.get(agent_id)
+
+    def add(self, tracked: TrackedSpawn) -> None:
+        assert tracked.agent_id not in self._spawns, tracked.agent_id
+        self._spawns[tracked.agent_id] = tracked
+        job_id = tracked.spawn.bound_job_id
+        if job_id is not None and tracked.spawn.state in SERVING:
+            self._serving[job_id] = tracked.agent_id
+
+    def registered(self, tracked: TrackedSpawn, at: Instant) -> None:
+        tracked.spawn = replace(tracked.spawn, state=SpawnState.REGISTERED, registered_at=at)
+        tracked.is_settled = True
+
+    def ending(self, tracked: TrackedSpawn, reason: str) -> None:
+        """It serves its job no longer."""
+        tracked.spawn = replace(tracked.spawn, state=SpawnState.ENDING, end_reason=reason)
+        self._unserve(tracked)
+
+    def remove(self, tracked: TrackedSpawn) -> None:
+        if self._spawns.get(tracked.agent_id) is tracked:
+            del self._spawns[tracked.agent_id]
+        self._unserve(tracked)
+
+    def _unserve(self, tracked: TrackedSpawn) -> None:
+        job_id = tracked.spawn.bound_job_id
+        if job_id is not None and self._serving.get(job_id) == tracked.agent_id:
+            del self._serving[job_id]

@@ -1,0 +1,123 @@
+"""Taking a compute down, once, whoever asks and however often.
+
+The order: mark the row `ending` (its job may be served by another spawn from then on), end the compute, give the
+reservation back, delete the row.  The row goes last, because it is how the compute is found again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from kici.decide.admit import Book
+from kici.domain.errors import KiciError, StoreDown
+from kici.domain.spawn import SERVING, ScaleDownReason
+from kici.kit.backoff import exponential
+from kici.kit.supervise import Supervisor
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.store import JobStore, SpawnStore
+from kici.services.spawn_book import SpawnBook, TrackedSpawn
+
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 30.0
+
+
+class Teardown:
+    def __init__(
+        self,
+        *,
+        store: SpawnStore,
+        jobs: JobStore,
+        book: Book,
+        spawns: SpawnBook,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._book = book
+        self._spawns = spawns
+        self._supervisor = supervisor
+        self._clock = clock
+        self.capacity_freed: Callable[[], None] = lambda: None
+        """Set by the composition root: the re-drive."""
+
+    def begin(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None = None) -> None:
+        """Start to take it down in the background.  `error` is put on the bound job as its provisioning error."""
+        if not tracked.is_ending:
+            tracked.is_ending = True
+            self._supervisor.start(f"teardown.{tracked.agent_id}", self._all(tracked, reason, error))
+
+    async def condemn(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
+        """Free its job now, and take it down in the background."""
+        if not tracked.is_ending:
+            tracked.is_ending = True
+            await self._free_job(tracked, reason, None)
+            self._supervisor.start(f"teardown.{tracked.agent_id}", self._rest(tracked, reason))
+
+    async def _all(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
+        await self._free_job(tracked, reason, error)
+        await self._rest(tracked, reason)
+
+    async def _free_job(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
+        """Mark the row; a store that is down must not keep the compute alive, so this is tried once here."""
+        job_id = tracked.spawn.bound_job_id
+        try:
+            if error is not None and job_id is not None:
+                await self._jobs.set_provisioning_error(job_id, error)
+            await self._store.end_spawn(tracked.agent_id, reason=error or reason, from_states=SERVING)
+        except StoreDown as failure:
+            emit(Event.STORE_DOWN, agent_id=tracked.agent_id, error=str(failure))
+        self._spawns.ending(tracked, reason)
+
+    async def _rest(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
+        await self._stop_spawning(tracked)
+        await self._destroy(tracked, reason)
+        self._release(tracked)
+        await self._delete_row(tracked)
+        self._spawns.remove(tracked)
+        emit(Event.SPAWN_DESTROYED, agent_id=tracked.agent_id, scaler=tracked.runtime.name, reason=reason)
+
+    async def _stop_spawning(self, tracked: TrackedSpawn) -> None:
+        """Abort a spawn under way; its backend undoes it."""
+        task = tracked.task
+        if task is None or task.done() or task is asyncio.current_task():
+            return
+        stopped = asyncio.Event()
+        task.add_done_callback(lambda _: stopped.set())
+        task.cancel()
+        await stopped.wait()
+
+    async def _destroy(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
+        """End the compute; while that cannot be confirmed, try again for as long as it takes."""
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                await tracked.runtime.backend.destroy(tracked.agent_id, reason)
+                return
+            except KiciError as error:
+                delay = exponential(attempt, base=RETRY_SECONDS, maximum=RETRY_SECONDS_MAX)
+                emit(
+                    Event.SPAWN_DESTROY_FAILED,
+                    level=logging.WARNING,
+                    agent_id=tracked.agent_id,
+                    error=str(error),
+                    retry_seconds=delay,
+                )
+            self._release(tracked)
+            await self._clock.sleep(delay)
+
+    def _release(self, tracked: TrackedSpawn) -> None:
+        """Give the reservation back.  A compute that could not be ended still counts, as active in its backend."""
+        if self._book.release(tracked.agent_id) is not None:
+            self.capacity_freed()
+
+    async def _delete_row(self, tracked: TrackedSpawn) -> None:
+        while True:
+            try:
+                await self._store.delete_spawn(tracked.agent_id)
+                return
+            except StoreDown:
+                await self._clock.sleep(RETRY_SECONDS)
