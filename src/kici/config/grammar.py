@@ -25,6 +25,9 @@ _HOST_NAME: Final = re.compile(
 )
 _VOLUME: Final = re.compile(r"[^\x00]+?:/[^:\x00]*(:[A-Za-z,]+)?\Z")
 _DIGITS: Final = re.compile(r"[0-9]{1,5}\Z")
+_BATCH: Final = re.compile(r"\.(cmd|bat)\Z", re.IGNORECASE)
+_SYNTAX_ALWAYS: Final = re.compile(r'["%^\x00-\x1f]')
+_SYNTAX_UNQUOTED: Final = re.compile(r"[&|<>(),;=]")
 HOST_GATEWAY: Final = "host-gateway"
 
 
@@ -231,6 +234,17 @@ def engine_url(value: str) -> str:
     if split[0] not in {"tcp", "http", "https"}:
         raise ValueError("it starts with tcp://, http:// or https://")
     return value
+
+
+def batch_syntax(path: str) -> str | None:
+    """What `cmd.exe` would read as syntax in the path of a batch file; None: nothing, or no batch file.
+
+    A path with a blank is quoted, which disarms all but a few.
+    """
+    if not _BATCH.search(path):
+        return None
+    found = _SYNTAX_ALWAYS.search(path) or (None if " " in path else _SYNTAX_UNQUOTED.search(path))
+    return None if found is None else found[0]
 
 
 def _url(value: str) -> tuple[str, str]:

@@ -16,6 +16,33 @@ from kici.config.problems import did_you_mean
 Schema: TypeAlias = dict[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class For:
+    """Mark of a field: the backend types on which its key has an effect."""
+
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Mark of a field: its key in the file, where that is not the field's name in camel case."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Mark of a field: the file must have the key although the model has a default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """Mark of a list: how many items it needs, and what becomes of them together."""
+
+    minimum: int = 0
+    then: Callable[[Any], Any] | None = None
+
+
 class Refusal(Exception):
     """This node is no such value."""
 
@@ -134,6 +161,7 @@ class Text:
     """For the schema: what `parse` accepts at least."""
     numbers: bool = False
     """Whether an unquoted number is read as its text."""
+    can_be_empty: bool = False
     blank: Any = ""
 
     def read(self, node: Node) -> Any:
@@ -151,7 +179,8 @@ class Text:
 
     def schema(self) -> Schema:
         types: object = ["string", "integer"] if self.numbers else "string"
-        return {"type": types, "minLength": 1} | ({} if self.pattern is None else {"pattern": self.pattern})
+        length = {} if self.can_be_empty else {"minLength": 1}
+        return {"type": types, **length} | ({} if self.pattern is None else {"pattern": self.pattern})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ JSON schema are all made from these.  A `ScalersConfig` that came out of `kici.c
 `kici.config.rules` as well; one that is built by hand (in tests) obeys what its author made it obey.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,10 +15,11 @@ from typing import Annotated, Final
 
 from kici.config import grammar
 from kici.config.grammar import ExtraHost, HostAccess
-from kici.config.kinds import Exactly, Number, Text, Whole
+from kici.config.kinds import Exactly, For, Items, Key, Number, Stated, Text, Whole
 from kici.domain.ids import ScalerName
+from kici.domain.labels import canonical
 from kici.domain.platform import Platform
-from kici.domain.resources import MEMORY_GRAMMAR, UNDECLARED, ResourceRequest
+from kici.domain.resources import MEMORY_GRAMMAR, UNDECLARED, Amount, ResourceRequest
 
 
 class BackendType(StrEnum):
@@ -73,28 +75,19 @@ class RoleName(StrEnum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class For:
-    """On a field's annotation: the backend types on which the key has an effect."""
-
-    types: tuple[BackendType, ...]
+def _without_all(roles: tuple[RoleName, ...]) -> tuple[RoleName, ...] | None:
+    """A list that contains `all` means the same as no list."""
+    return None if RoleName.ALL in roles else tuple(dict.fromkeys(roles))
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """On a field's annotation: its name in the file, where that is not the field's name in camel case."""
-
-    name: str
-
-
+MIB: Final = 1024 * 1024
 _BRIDGE_CIDR: Final = IPv4Network("10.0.0.0/24")
-_CONTAINER: Final = For((BackendType.CONTAINER,))
-_BARE_METAL: Final = For((BackendType.BARE_METAL,))
-_MICROVM: Final = For((BackendType.FIRECRACKER,))
-_EVENT: Final = For((BackendType.EVENT,))
-_IN_CONTAINERS: Final = For((BackendType.CONTAINER, BackendType.BARE_METAL))
-_LOCAL: Final = For((BackendType.CONTAINER, BackendType.BARE_METAL, BackendType.FIRECRACKER))
-_ON_BRIDGE: Final = For((BackendType.CONTAINER, BackendType.BARE_METAL, BackendType.FIRECRACKER))
+_CONTAINER: Final = For(("container",))
+_BARE_METAL: Final = For(("bare-metal",))
+_MICROVM: Final = For(("firecracker",))
+_EVENT: Final = For(("event",))
+_IN_CONTAINERS: Final = For(("container", "bare-metal"))
+_LOCAL: Final = For(("container", "bare-metal", "firecracker"))
 
 Count = Annotated[int, Whole(minimum=1)]
 Words = Annotated[str, Text("text", grammar.text)]
@@ -202,7 +195,7 @@ class NetworkPolicy:
 class LabelSet:
     """One kind of agent that a scaler makes: what it offers, and how it is made."""
 
-    labels: tuple[Label, ...]
+    labels: Annotated[tuple[Label, ...], Items(minimum=1, then=canonical)]
     """What jobs ask for; any of them may be asked.  Lower case, trimmed, in the order of the file."""
     image: Annotated[Annotated[str, Text("an image reference", grammar.image)] | None, _IN_CONTAINERS] = None
     """container: the agent's image, required.  bare-metal: alone, agents live in the job's own image;
@@ -223,7 +216,7 @@ class LabelSet:
     """Variables of the agent; they win over all others."""
     backpressure_mode: Annotated[Backpressure | None, _LOCAL] = None
     """What agents do when output is not taken fast enough.  None: the agent's own default, pause."""
-    network_policy: Annotated[NetworkPolicy, _ON_BRIDGE] = NetworkPolicy()
+    network_policy: Annotated[NetworkPolicy, _LOCAL] = NetworkPolicy()
     """What agents may reach.  Has no effect on plain host processes."""
     rootfs_path: Annotated[FilePath | None, _MICROVM] = None
     """Root file system image of the guest; required."""
@@ -249,7 +242,7 @@ class ScalerEntry:
     """Agents at most, on this orchestrator; for event scalers: in the whole cluster."""
     max_concurrent_spawns: Count = 8
     """Agents being started at one time; keeps a burst of jobs from burying the host."""
-    label_sets: tuple[LabelSet, ...]
+    label_sets: Annotated[tuple[LabelSet, ...], Items(minimum=1)]
     """The kinds of agents it makes; at least one."""
     host: Annotated[Annotated[str, Text("the URL of a container engine", grammar.engine_url)] | None, _CONTAINER] = None
     """A remote engine, such as `tcp://192.168.1.10:2376`.  None: a local one."""
@@ -269,11 +262,11 @@ class ScalerEntry:
     """Own network and packet filter for agents.  False: the engine's default network, unfiltered."""
     warm_pool: WarmPool = WarmPool()
     """Idle agents kept ready.  Off by default."""
-    mandatory_labels: tuple[Label, ...] = ()
+    mandatory_labels: Annotated[tuple[Label, ...], Items(then=canonical)] = ()
     """Labels that a job must name to come here at all; each set has to offer them."""
     platform: Platform | None = None
     """Operating system and processor of the agents.  None: bare-metal, this host's; others, Linux."""
-    roles: tuple[RoleName, ...] | None = None
+    roles: Annotated[tuple[RoleName, ...], Items(then=_without_all)] | None = None
     """Internal jobs that agents take.  None (or a list with `all`): every kind; an empty list: none."""
     resource_cap: Cap = Cap()
     """Ceiling over the requests of this scaler's agents."""
@@ -301,7 +294,7 @@ class ScalerEntry:
     """Processors of a microVM for which no layer of resources declares cpus."""
     mem_size_mib: Annotated[Count, _MICROVM] = 512
     """MiB of a microVM for which no layer of resources declares memory.  Boots an agent; most jobs need 2048."""
-    require_sudo: Annotated[bool, For((BackendType.BARE_METAL, BackendType.FIRECRACKER))] = False
+    require_sudo: Annotated[bool, For(("bare-metal", "firecracker"))] = False
     """Prefix host commands with `sudo -n`.  Leave it off for an orchestrator that is privileged itself."""
     provisioning_targets: Annotated[tuple[Words, ...], _EVENT] = ()
     """Workflows or webhooks that make the machines; at least one for an event scaler."""
@@ -311,6 +304,12 @@ class ScalerEntry:
     """Seconds in which the token from a claim admits the agent for the first time."""
     reuse: Reuse | None = None
     """Leave to run further jobs in one agent.  None: one job for each agent, the clean default."""
+
+    def vm_size(self, label_set: LabelSet, limits: Amount) -> tuple[int, int]:
+        """Processors and MiB of a microVM of this set whose limits resolved to `limits`."""
+        vcpus = math.ceil(limits.cpus) or label_set.vcpu_count or self.vcpu_count
+        mib = limits.memory_bytes // MIB or label_set.mem_size_mib or self.mem_size_mib
+        return vcpus, mib
 
     @property
     def role_names(self) -> tuple[str, ...] | None:
@@ -322,7 +321,7 @@ class ScalerEntry:
 class ScalersConfig:
     """The whole file, with what `scalers.d` adds."""
 
-    version: Annotated[int, Exactly(1)] = 1
+    version: Annotated[int, Exactly(1), Stated()] = 1
     """Of the format; required, and always 1."""
     global_max_agents: Count = 50
     """Agents at most on this orchestrator, over all its scalers."""
@@ -342,8 +341,3 @@ class ScalersConfig:
 
     def machine_pool(self, name: str) -> MachinePool | None:
         return next((pool for pool in self.machine_pools if pool.name == name), None)
-
-
-def without_all(roles: tuple[RoleName, ...]) -> tuple[RoleName, ...] | None:
-    """A list that contains `all` means the same as no list."""
-    return None if RoleName.ALL in roles else tuple(dict.fromkeys(roles))
