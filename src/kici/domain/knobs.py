@@ -23,6 +23,20 @@ class Knob:
     per_org: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """One knob as people see it."""
+
+    name: str
+    value: int | None
+    """As set; None: not set."""
+    effective: int
+    default: int
+    minimum: int
+    unit: str
+    description: str
+
+
 QUEUE_MAX_DEPTH: Final = Knob(
     name="queue_max_depth",
     default=100_000,

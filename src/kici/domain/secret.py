@@ -19,6 +19,11 @@ class SecretRef:
     def __str__(self) -> str:
         return f"{self.context}:{self.key}"
 
+    @property
+    def is_reserved(self) -> bool:
+        """Contexts like `__internal__` are not for people and their jobs."""
+        return self.context.startswith("__") and self.context.endswith("__")
+
 
 def parse_secret_ref(text: str) -> SecretRef:
     """Raises `ValueError` unless the text is `<context>:<key>`, both of letters, digits, dot, underscore, hyphen."""
@@ -36,4 +41,12 @@ class SealedSecret:
     ref: SecretRef
     sealed: bytes
     key_version: int
+    updated_at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRow:
+    """A secret as listings show it: never its value."""
+
+    ref: SecretRef
     updated_at: Instant

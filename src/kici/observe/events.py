@@ -10,11 +10,13 @@ _log: Final = logging.getLogger("kici")
 class Event(StrEnum):
     """Names of what happened: past tense, `<noun>.<verb>`.  Keep sorted."""
 
+    ACCESS_UNRECORDED = "access.unrecorded"
     AGENT_LOST = "agent.lost"
     AGENT_REFUSED = "agent.refused"
     AGENT_REGISTERED = "agent.registered"
     AGENT_RETURNED = "agent.returned"
     AGENT_SILENT = "agent.silent"
+    BEAT_FAILED = "beat.failed"
     JOB_CANCELLED = "job.cancelled"
     JOB_DISPATCHED = "job.dispatched"
     JOB_FINISHED = "job.finished"
@@ -22,6 +24,7 @@ class Event(StrEnum):
     JOB_REQUEUED = "job.requeued"
     JOB_STARTED = "job.started"
     JOB_SUBMITTED = "job.submitted"
+    JOBS_PRUNED = "jobs.pruned"
     ORPHANS_LEFT = "orphans.left"
     ORPHANS_REMOVED = "orphans.removed"
     SCALE_BURST = "scale.burst"

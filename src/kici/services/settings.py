@@ -13,7 +13,7 @@ from typing import Final
 
 from kici.domain.errors import Misconfigured, StoreDown
 from kici.domain.ids import OrgId
-from kici.domain.knobs import KNOBS, Knob, Values, effective, patch_problems
+from kici.domain.knobs import KNOBS, Knob, SettingRow, Values, effective, patch_problems
 from kici.ports.clock import Clock
 from kici.ports.store import SettingsStore
 
@@ -70,13 +70,29 @@ class LiveSettings:
 
     async def strict(self, org: OrgId | None = None) -> SettingsView:
         """As `view`, but raises `StoreDown` when the values could not be read within the last ten seconds."""
-        cached = await self._current(org)
-        if cached.failure is not None:
-            raise StoreDown("the live settings cannot be read: the store is unreachable") from cached.failure
-        return cached.view
+        return _readable(await self._current(org))
 
-    async def patch(self, changes: Mapping[str, object], org: OrgId | None = None) -> SettingsView:
-        """Set (None: clear) several knobs, all or none, and return what is then in force.
+    async def show(self, org: OrgId | None) -> tuple[int, list[SettingRow]]:
+        """The version, and every knob with what is set and what is in force.  Raises `StoreDown`."""
+        async with self._reading:
+            view = _readable(await self._read(org))
+        stored = view.cluster if org is None else view.org
+        return view.version, [
+            SettingRow(
+                name=knob.name,
+                value=stored.get(knob.name),
+                effective=view[knob],
+                default=effective(knob, view.configured),
+                minimum=knob.minimum,
+                unit=knob.unit,
+                description=knob.doc,
+            )
+            for knob in KNOBS.values()
+            if org is None or knob.per_org
+        ]
+
+    async def patch(self, org: OrgId | None, changes: Mapping[str, object]) -> int:
+        """Set (None: clear) several knobs, all or none, for an org or (None) the cluster.  The version afterwards.
 
         Raises `Misconfigured` with everything that is wrong with the request, or `StoreDown`.
         """
@@ -86,10 +102,11 @@ class LiveSettings:
             if problems:
                 raise Misconfigured("; ".join(problems))
             checked = {name: value for name, value in changes.items() if value is None or isinstance(value, int)}
-            await self._store.patch_settings(org, checked)
-            for cached in self._cache.values():
-                cached.checked_at = -CACHE_SECONDS
-        return await self.view(org)
+            try:
+                return await self._store.patch_settings(org, checked)
+            finally:
+                for cached in self._cache.values():
+                    cached.checked_at = -CACHE_SECONDS
 
     async def _current(self, org: OrgId | None) -> _Cached:
         if (cached := self._fresh(org)) is not None:
@@ -127,6 +144,12 @@ class LiveSettings:
         if None in self._cache:
             return self._cache[None].view
         return SettingsView(org={}, cluster={}, configured=self._configured, version=0)
+
+
+def _readable(cached: _Cached) -> SettingsView:
+    if cached.failure is not None:
+        raise StoreDown("the live settings cannot be read: the store is unreachable") from cached.failure
+    return cached.view
 
 
 def _known(values: Values) -> Values:

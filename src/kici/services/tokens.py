@@ -12,7 +12,6 @@ so that a long job does not die of a short credential.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Final, Generic, Never, Protocol, TypeVar
 
 from kici.decide.registration import authenticate
@@ -35,6 +34,7 @@ CACHE_SECONDS: Final = 10.0
 CACHED_MAX: Final = 4096
 PURGE_SECONDS: Final = 60.0
 PURGE_BATCH: Final = 5000
+LISTED_MAX: Final = 10_000
 
 T = TypeVar("T", AgentToken, ApiToken)
 OnRevoked = Callable[[TokenId], None]
@@ -45,17 +45,6 @@ class TokensAndJobs(TokenStore, Protocol):
     """What this service needs of the store."""
 
     async def held_jobs(self, agent_id: AgentId) -> list[Job]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Minted(Generic[T]):
-    """A new token and, for the only time, its plain text."""
-
-    token: T
-    plain: str
-
-    def __repr__(self) -> str:
-        return f"Minted({self.token.prefix}...)"
 
 
 def hash_token(plain: str) -> str:
@@ -85,10 +74,10 @@ class Tokens:
         labels: frozenset[str] | None = None,
         gate: frozenset[str] = frozenset(),
         agent_id: AgentId | None = None,
-        ttl_ms: int | None = None,
+        expires_in_ms: int | None = None,
         name: str = "",
-    ) -> Minted[AgentToken]:
-        """A token that is not stored yet: for callers that write it together with a spawn."""
+    ) -> tuple[AgentToken, str]:
+        """A token that is not stored yet, for callers that write it together with a spawn; and its plain text."""
         assert (kind is AgentKind.EPHEMERAL) == (agent_id is not None), "an ephemeral token is for one agent"
         plain, now = self._plain(AGENT_PREFIX), self._clock.now()
         token = AgentToken(
@@ -100,23 +89,20 @@ class Tokens:
             gate=gate,
             agent_id=agent_id,
             created_at=now,
-            expires_at=None if ttl_ms is None else Instant(now + ttl_ms),
+            expires_at=None if expires_in_ms is None else Instant(now + expires_in_ms),
             name=name,
         )
-        return Minted(token, plain)
+        return token, plain
 
-    async def create_static_token(
-        self,
-        *,
-        name: str,
-        labels: frozenset[str] | None = None,
-        gate: frozenset[str] = frozenset(),
-        ttl_ms: int | None = None,
-    ) -> Minted[AgentToken]:
+    async def create_agent_token(
+        self, *, name: str, labels: frozenset[str] | None, gate: frozenset[str], expires_in_ms: int | None
+    ) -> tuple[AgentToken, str]:
         """Make and store a token for agents that people start themselves."""
-        minted = self.new_agent_token(kind=AgentKind.STATIC, labels=labels, gate=gate, ttl_ms=ttl_ms, name=name)
-        await self._store.create_agent_token(minted.token)
-        return minted
+        token, plain = self.new_agent_token(
+            kind=AgentKind.STATIC, labels=labels, gate=gate, expires_in_ms=expires_in_ms, name=name
+        )
+        await self._store.create_agent_token(token)
+        return token, plain
 
     async def verify_agent(self, plain: str) -> AgentToken:
         """The token that an agent presents, fit to begin with; registration then judges what the agent claims.
@@ -131,8 +117,8 @@ class Tokens:
             raise Denied(refusal.reason if refusal else "unknown token")
         return token
 
-    async def agent_tokens(self, *, limit: int) -> list[AgentToken]:
-        return await self._store.agent_tokens(limit=limit)
+    async def agent_tokens(self) -> list[AgentToken]:
+        return await self._store.agent_tokens(limit=LISTED_MAX)
 
     async def revoke_agent_token(self, token_id: TokenId) -> bool:
         """False: there was nothing to revoke.  Listeners are told either way: closing twice does no harm."""
@@ -142,9 +128,15 @@ class Tokens:
 
     # --- people and programs
 
-    async def create_api_token(
-        self, *, name: str, role: Role, secret_contexts: frozenset[str] | None = None, ttl_ms: int | None = None
-    ) -> Minted[ApiToken]:
+    async def create(
+        self,
+        *,
+        name: str,
+        role: Role,
+        secret_contexts: frozenset[str] | None = None,
+        expires_in_ms: int | None = None,
+    ) -> tuple[ApiToken, str]:
+        """Make and store a token; its plain text is never shown again."""
         plain, now = self._plain(API_PREFIX), self._clock.now()
         token = ApiToken(
             id=self._token_id(),
@@ -154,26 +146,22 @@ class Tokens:
             role=role,
             secret_contexts=secret_contexts,
             created_at=now,
-            expires_at=None if ttl_ms is None else Instant(now + ttl_ms),
+            expires_at=None if expires_in_ms is None else Instant(now + expires_in_ms),
         )
         await self._store.create_api_token(token)
-        return Minted(token, plain)
+        return token, plain
 
-    async def verify_api(self, plain: str) -> ApiToken:
-        """Raises `Denied` with a reason that is safe to tell the caller, or `StoreDown`."""
+    async def authenticate(self, plain: str) -> ApiToken | None:
+        """The token of this plain text, if it is good now.  Raises `StoreDown`."""
         token = await self._found(plain, self._api, self._store.api_token)
-        if token is None:
-            raise Denied("the token is not known; create one with `kici-admin token create`")
-        if token.revoked_at is not None:
-            raise Denied(f"token {token.prefix} is revoked")
-        if _is_over(token, self._clock.now()):
-            raise Denied(f"token {token.prefix} is expired")
-        return token
+        is_good = token is not None and token.revoked_at is None and not _is_over(token, self._clock.now())
+        return token if is_good else None
 
-    async def api_tokens(self, *, limit: int) -> list[ApiToken]:
-        return await self._store.api_tokens(limit=limit)
+    async def tokens(self) -> list[ApiToken]:
+        return await self._store.api_tokens(limit=LISTED_MAX)
 
-    async def revoke_api_token(self, token_id: TokenId) -> bool:
+    async def revoke(self, token_id: TokenId) -> bool:
+        """Revoke a token of a person or program.  False: there was nothing to revoke."""
         revoked = await self._store.revoke_api_token(token_id)
         self.forget(token_id)
         return revoked
@@ -187,10 +175,11 @@ class Tokens:
         """
         if current and await self._store.api_token(hash_token(current)) is not None:
             return None
-        for token in await self._store.api_tokens(limit=1000):
+        for token in await self.tokens():
             if token.name == OWNER_TOKEN_NAME and token.revoked_at is None:
-                await self.revoke_api_token(token.id)
-        return (await self.create_api_token(name=OWNER_TOKEN_NAME, role=Role.OWNER)).plain
+                await self.revoke(token.id)
+        _, plain = await self.create(name=OWNER_TOKEN_NAME, role=Role.OWNER)
+        return plain
 
     # --- revocation and clean-up
 

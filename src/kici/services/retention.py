@@ -1,0 +1,73 @@
+"""Old runs go: hourly, in batches that leave the store free for others in between.
+
+Safe on every coordinator; one is enough, so only the leader acts.
+"""
+
+from collections.abc import Callable
+from typing import Final, Never, Protocol
+
+from kici.domain.errors import StoreDown
+from kici.domain.ids import Instant
+from kici.domain.knobs import RUN_RETENTION_DAYS
+from kici.kit.ticker import Ticker
+from kici.observe.events import Event, emit
+from kici.observe.metrics import Metrics
+from kici.ports.clock import Clock
+from kici.services.settings import LiveSettings
+
+TICK_SECONDS: Final = 3600.0
+BATCH: Final = 5000
+BATCHES_MAX: Final = 200
+PAUSE_SECONDS: Final = 0.1
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+class Prunable(Protocol):
+    async def prune_jobs(self, *, older_than: Instant, limit: int) -> int: ...
+
+
+class Retention:
+    def __init__(
+        self,
+        *,
+        store: Prunable,
+        clock: Clock,
+        settings: LiveSettings,
+        metrics: Metrics,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._metrics = metrics
+        self._is_leader = is_leader
+        self._ticker = Ticker(TICK_SECONDS)
+
+    async def run(self) -> Never:
+        while True:
+            await self.tick()
+            await self._ticker.next()
+
+    async def tick(self) -> int:
+        """Delete runs that ended longer ago than the retention time.  How many jobs went."""
+        if not self._is_leader():
+            return 0
+        total = 0
+        try:
+            # Strict: remembered values might be older than an operator's wish to keep more.
+            days = (await self._settings.strict())[RUN_RETENTION_DAYS]
+            if days == 0:
+                return 0
+            older_than = Instant(self._clock.now() - days * _DAY_MS)
+            for _ in range(BATCHES_MAX):
+                pruned = await self._store.prune_jobs(older_than=older_than, limit=BATCH)
+                total += pruned
+                self._metrics.jobs_pruned.inc(pruned)
+                if pruned < BATCH or not self._is_leader():
+                    break
+                await self._clock.sleep(PAUSE_SECONDS)
+        except StoreDown:
+            pass  # an hour later is soon enough
+        if total:
+            emit(Event.JOBS_PRUNED, jobs=total)
+        return total
