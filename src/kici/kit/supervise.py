@@ -47,7 +47,9 @@ class Supervisor:
 
     def spawn(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
         """Run `work` to its end.  The task may be cancelled; its failure is logged, never raised."""
-        return self._start(name, self._once(name, work))
+        task = self._start(name, self._once(name, work))
+        task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step never ran
+        return task
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._group.create_task(work, name=f"{self._name}.{name}")
