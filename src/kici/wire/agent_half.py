@@ -131,7 +131,8 @@ class AgentHalf:
     @property
     def wants_output(self) -> bool:
         """Whether the program should read on what the step writes."""
-        return self._job is None or self._job.is_dropped or self._job.outbox.wants_more
+        job = self._job
+        return job is None or job.is_dropped or job.outbox.wants_more or self._phase is Phase.OVER
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next."""
@@ -209,7 +210,7 @@ class AgentHalf:
     def output(self, stream: StreamNumber, data: bytes, now: float) -> list[Effect]:
         """The step wrote something."""
         job = self._job
-        if job is None or job.is_dropped:
+        if job is None or job.is_dropped or self._phase is Phase.OVER:
             return []
         job.outbox.add(stream, data)
         if self._phase is not Phase.REGISTERED:
@@ -221,7 +222,7 @@ class AgentHalf:
     def step_ended(self, end: StepEnd, now: float) -> list[Effect]:
         """Nothing of the step is left, and all its output was given to `output`."""
         job = self._job
-        if job is None:
+        if job is None or self._phase is Phase.OVER:
             return []
         self._timers.clear(Timer.STEP_TIMEOUT)
         if job.is_dropped:

@@ -1,0 +1,121 @@
+"""What the agent asks of the kernel: facts about the machine, its children, and what others may read of itself.
+
+Linux has all of it.  Elsewhere the agent runs with less: what a step left behind is found by its process group only.
+"""
+
+import ctypes
+import os
+import platform
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+from typing import Final
+
+from kici.agent.environment import HostFacts
+
+SECRETS: Final = ("KICI_AGENT_TOKEN", "KICI_SCALER_CLAIM_CODE")
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_CHILD_SUBREAPER: Final = 36
+METADATA_ADDRESS: Final = "169.254.169.254"
+
+
+def facts() -> HostFacts:
+    uid = os.getuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return HostFacts(
+        system=sys.platform,
+        machine=platform.machine(),
+        hostname=socket.gethostname().lower(),
+        cpu_count=os.cpu_count() or 0,
+        memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        user=user,
+        uid=uid,
+        random_hex8=os.urandom(4).hex(),
+    )
+
+
+def take_environment() -> dict[str, str]:
+    """A copy of this process's environment; the credentials are wiped from the original.
+
+    Deleting a variable leaves its text where `/proc/<pid>/environ` shows it: the bytes themselves are overwritten.
+    """
+    environ = dict(os.environ)
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    for name in SECRETS:
+        if name in environ:
+            address = libc.getenv(name.encode())
+            if address:
+                ctypes.memset(address, ord("x"), len(os.fsencode(environ[name])))
+            del os.environ[name]
+    return environ
+
+
+def shield() -> None:
+    """Adopt what the job's processes leave behind, and close this process's memory to them."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def children() -> list[int]:
+    """Processes whose parent is this one.  Only Linux can say."""
+    own = str(os.getpid()).encode()
+    found = []
+    for name in os.listdir("/proc") if sys.platform == "linux" else []:
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                    stat = file.read(1024)
+            except OSError:
+                continue  # it is gone
+            if stat.rpartition(b")")[2].split(None, 2)[1] == own:
+                found.append(int(name))
+    return found
+
+
+def kill(pid: int) -> None:
+    """KILL a child; nothing if it is gone."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        pass  # it became another user: not ours to end
+
+
+def signal_group(group: int, number: int) -> None:
+    """Signal a process group; nothing if it is gone."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def reap() -> list[tuple[int, int]]:
+    """Children that ended since the last call: pid and exit code, negative for a signal."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def close_metadata() -> str | None:
+    """Inside a VM: make the metadata address unreachable for jobs.  What went wrong, if anything."""
+    command = ["ip", "route", "replace", "prohibit", METADATA_ADDRESS]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the metadata address stays open: {error}"
+    return None if done.returncode == 0 else f"the metadata address stays open: {done.stderr.strip()}"
