@@ -99,9 +99,8 @@ def _say_cap(verdict: AtCap) -> str:
     if verdict.is_hopeless:
         return f"{owner} may use {limit} in all and this job asks for {requested}; ask for less, or {raise_what}."
     used = _amount(verdict.used, verdict.dimension) if verdict.dimension is Dimension.MEMORY else f"{verdict.used:g}"
-    return (
-        f"{owner} uses {used} of {limit} and this job needs {requested}; it waits for an agent to end, or {raise_what}."
-    )
+    needs = "one more" if verdict.dimension is Dimension.AGENTS else requested
+    return f"{owner} uses {used} of {limit} and this job needs {needs}; it waits for an agent to end, or {raise_what}."
 
 
 def _say_backoff(verdict: InBackoff, now: Instant) -> str:
