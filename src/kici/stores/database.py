@@ -1,0 +1,65 @@
+"""What the store's methods need of a database: run a named query, run several as one unit.
+
+Methods are written once, over this; engines and query files differ by dialect.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kici.stores.query import Query
+
+Value = str | int | float | bytes | None
+Params = Mapping[str, Value]
+
+
+class Row(Protocol):
+    """One row, by column name.  What a column holds is known to its query, not to the type checker."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+
+Rows = Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One query of a unit."""
+
+    query: Query
+    params: Params
+    guard: bool = False
+    """No row means: stop, and undo the whole unit."""
+
+
+class Database(Protocol):
+    """Raises what `ports.store` promises: `StoreDown`, and `Conflict` where a key is taken.  Nothing of a driver."""
+
+    async def read(self, query: Query, params: Params) -> Rows:
+        """Rows of a query that changes nothing.  Sees what its caller wrote before."""
+        ...
+
+    async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:
+        """Run steps as one: all of them or none.  Rows of each; None when a guard undid it."""
+        ...
+
+    async def migrate(self) -> list[int]: ...
+
+    async def close(self) -> None: ...
+
+
+class Part:
+    """A part of the store: the methods of some tables, over a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def _write(self, query: Query, params: Params) -> Rows:
+        """Run one writing query as a unit of its own."""
+        results = await self._database.unit((Step(query, params),))
+        assert results is not None, query
+        return results[0]
+
+    async def _one(self, query: Query, params: Params) -> Row | None:
+        rows = await self._database.read(query, params)
+        return rows[0] if rows else None

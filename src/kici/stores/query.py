@@ -1,0 +1,174 @@
+"""Named SQL: which queries there are, and how a dialect's files become statements.
+
+All SQL lies in `stores/<dialect>/queries/*.sql`.  A query opens with `-- name: claim_job` and a line that says what
+it is for; its parameters are written `:name` in every dialect.  A query may be several statements in a dialect that
+needs them.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+
+class Query(StrEnum):
+    """Every query, in alphabetical order."""
+
+    ACCESS_LOG = "access_log"
+    ACQUIRE_LEASE = "acquire_lease"
+    AGENT_TOKEN = "agent_token"
+    AGENT_TOKENS = "agent_tokens"
+    API_TOKEN = "api_token"
+    API_TOKENS = "api_tokens"
+    APPEND_LOG = "append_log"
+    BEAT = "beat"
+    BUMP_SETTINGS = "bump_settings"
+    CANCEL_RUN = "cancel_run"
+    CANCEL_STARTED_JOB = "cancel_started_job"
+    CLAIM_BOUND = "claim_bound"
+    CLAIM_JOB = "claim_job"
+    CLAIM_OLDEST = "claim_oldest"
+    CLEAR_CLUSTER_SETTINGS = "clear_cluster_settings"
+    CLEAR_ORG_SETTINGS = "clear_org_settings"
+    CLEAR_UNROUTABLE = "clear_unroutable"
+    CLUSTER_SETTINGS = "cluster_settings"
+    COUNTS_BY_STATUS = "counts_by_status"
+    CREATE_AGENT_TOKEN = "create_agent_token"
+    CREATE_API_TOKEN = "create_api_token"
+    DATABASE_NOW = "database_now"
+    DELETE_RESERVATION = "delete_reservation"
+    DELETE_SECRET = "delete_secret"
+    DELETE_SESSIONS_OF = "delete_sessions_of"
+    DELETE_SPAWN = "delete_spawn"
+    END_BOUND_SPAWN = "end_bound_spawn"
+    END_SPAWN = "end_spawn"
+    ENDED_JOBS = "ended_jobs"
+    EXPIRED_JOBS = "expired_jobs"
+    FINISH_JOB = "finish_job"
+    HELD_JOBS = "held_jobs"
+    INSERT_SPAWN = "insert_spawn"
+    INSTANCES = "instances"
+    JOB = "job"
+    JOBS_BY_STATUS = "jobs_by_status"
+    JOBS_LISTED = "jobs_listed"
+    JOBS_OF_RUN = "jobs_of_run"
+    JOBS_OWNED_BY = "jobs_owned_by"
+    LOCK_SETTINGS = "lock_settings"
+    LOG_ENDS = "log_ends"
+    MARK_UNROUTABLE = "mark_unroutable"
+    META = "meta"
+    MIGRATIONS_APPLIED = "migrations_applied"
+    ORG_SETTINGS = "org_settings"
+    OVERDUE_ACKS = "overdue_acks"
+    OVERDUE_RECOVERIES = "overdue_recoveries"
+    PATCH_CLUSTER_SETTINGS = "patch_cluster_settings"
+    PATCH_ORG_SETTINGS = "patch_org_settings"
+    PING = "ping"
+    PRUNE_JOBS = "prune_jobs"
+    PURGE_AGENT_TOKENS = "purge_agent_tokens"
+    PUT_SECRET = "put_secret"
+    PUT_SESSION = "put_session"
+    QUEUED_COUNT = "queued_count"
+    QUEUED_OF_CLASS = "queued_of_class"
+    READ_LOG = "read_log"
+    RECORD_ACCESS = "record_access"
+    RECORD_MIGRATION = "record_migration"
+    RECOVER_JOB = "recover_job"
+    REGISTER_SPAWN = "register_spawn"
+    RELEASE_AGENT = "release_agent"
+    RELEASE_LEASE = "release_lease"
+    REMOVE_INSTANCE = "remove_instance"
+    REQUEUE_JOB = "requeue_job"
+    RESERVATIONS = "reservations"
+    RESUME_JOB = "resume_job"
+    REVOKE_AGENT_TOKEN = "revoke_agent_token"
+    REVOKE_API_TOKEN = "revoke_api_token"
+    RUN = "run"
+    RUN_OF_KEY = "run_of_key"
+    RUNS_LISTED = "runs_listed"
+    SECRET = "secret"
+    SECRETS = "secrets"
+    SESSION = "session"
+    SESSIONS = "sessions"
+    SET_META = "set_meta"
+    SET_PROVISIONING_ERROR = "set_provisioning_error"
+    SPAWN = "spawn"
+    SPAWN_FOR_JOB = "spawn_for_job"
+    SPAWNS = "spawns"
+    START_JOB = "start_job"
+    SUBMIT_RUN = "submit_run"
+    UNROUTABLE_JOBS = "unroutable_jobs"
+    WAITING_CLASSES = "waiting_classes"
+
+
+_HEADER: Final = re.compile(r"^-- name: (\w+)\n-- (.+)$", re.MULTILINE)
+_COMMENT: Final = re.compile(r"--[^\n]*\n?")
+_STATEMENT_END: Final = re.compile(r";\s*(?:\n|\Z)")
+_PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sql:
+    """The text of one query."""
+
+    purpose: str
+    statements: tuple[str, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of its parameters, in order of first use."""
+        return tuple(dict.fromkeys(name for text in self.statements for name in _PARAMETER.findall(text)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbered:
+    """One statement with `$1`-style parameters, and the names that they stand for."""
+
+    text: str
+    parameters: tuple[str, ...]
+
+
+def parse(text: str) -> dict[str, Sql]:
+    """Queries of one file by name.  Raises `ValueError` for a name that comes twice."""
+    found: dict[str, Sql] = {}
+    headers = list(_HEADER.finditer(text))
+    ends = [header.start() for header in headers[1:]] + [len(text)]
+    for header, end in zip(headers, ends, strict=True):
+        if header[1] in found:
+            raise ValueError(f"query {header[1]} is defined twice")
+        found[header[1]] = Sql(purpose=header[2], statements=split_statements(text[header.end() : end]))
+    return found
+
+
+def split_statements(text: str) -> tuple[str, ...]:
+    """Statements of a script, without comments.  A statement ends with a semicolon at the end of a line."""
+    parts = (part.strip() for part in _STATEMENT_END.split(_COMMENT.sub("", text)))
+    return tuple(part for part in parts if part)
+
+
+def load(folder: Path) -> dict[Query, Sql]:
+    """Queries of a dialect.  Raises `ValueError` when the files and the enum do not agree."""
+    found: dict[str, Sql] = {}
+    for path in sorted(folder.glob("*.sql")):
+        for name, sql in parse(path.read_text(encoding="utf-8")).items():
+            if name in found:
+                raise ValueError(f"query {name} of {path} is defined twice")
+            found[name] = sql
+    _check_names(folder, found)
+    return {Query(name): sql for name, sql in found.items()}
+
+
+def numbered(sql: Sql) -> Numbered:
+    """The single statement of a query for a driver that numbers its parameters; `::casts` are left alone."""
+    (text,) = sql.statements
+    names = sql.parameters
+    places = {name: place for place, name in enumerate(names, start=1)}
+    return Numbered(text=_PARAMETER.sub(lambda match: f"${places[match[1]]}", text), parameters=names)
+
+
+def _check_names(folder: Path, found: Iterable[str]) -> None:
+    missing, unknown = set(Query) - set(found), set(found) - set(Query)
+    if missing or unknown:
+        raise ValueError(f"{folder} lacks queries {sorted(missing)} and has unknown ones {sorted(unknown)}")

@@ -1,0 +1,74 @@
+-- name: insert_spawn
+-- Write spawn, reservation and token, unless a live spawn serves the bound job already.
+INSERT INTO scaler_spawning_agents (
+    agent_id, scaler_name, backend_type, state, label_set, labels, mandatory_labels, shape, machine_pool,
+    provisioning_targets, roles, token_id, owner_instance_id, worker_id, bound_job_id, run_id, org, job_image,
+    reuse_idle_seconds, reuse_max_jobs, spawned_at
+)
+VALUES (
+    :agent_id, :scaler_name, :backend_type, :state, :label_set, :labels, :mandatory_labels, :shape, :machine_pool,
+    :provisioning_targets, :roles, :token_id, :owner_instance_id, :worker_id, :bound_job_id, :run_id, :org, :job_image,
+    :reuse_idle_seconds, :reuse_max_jobs, COALESCE(:now, now_ms())
+)
+ON CONFLICT (bound_job_id) WHERE state IN ('booting', 'registered') DO NOTHING
+RETURNING agent_id;
+INSERT INTO scaler_reservations (agent_id, scaler_name, shape, machine_pool, owner_instance_id, reserved_at)
+VALUES (
+    :agent_id, :reserved_scaler, :reserved_shape, :reserved_pool, :reserved_owner, COALESCE(:now, now_ms())
+);
+INSERT INTO agent_tokens (
+    id, token_hash, token_prefix, kind, labels, mandatory_labels, agent_id, created_at, expires_at, name
+)
+SELECT
+    :new_token_id, :token_hash, :token_prefix, :token_kind, :token_labels, :token_gate, :token_agent_id,
+    :token_created_at, :token_expires_at, :token_name
+WHERE :new_token_id IS NOT NULL;
+
+-- name: spawn
+-- One spawn.
+SELECT * FROM scaler_spawning_agents WHERE agent_id = :agent_id;
+
+-- name: spawn_for_job
+-- The live spawn that serves a job.
+SELECT * FROM scaler_spawning_agents
+WHERE bound_job_id = :job_id AND state IN ('booting', 'registered');
+
+-- name: spawns
+-- Spawns of an owner, or of all, oldest first.
+SELECT * FROM scaler_spawning_agents
+WHERE :owner IS NULL OR owner_instance_id = :owner
+ORDER BY spawned_at, agent_id
+LIMIT :limit;
+
+-- name: register_spawn
+-- The agent of a spawn has registered; it keeps the time of the first registration.
+UPDATE scaler_spawning_agents SET
+    state = 'registered',
+    registered_at = COALESCE(registered_at, :now, now_ms())
+WHERE agent_id = :agent_id AND state IN ('booting', 'registered')
+RETURNING *;
+
+-- name: end_spawn
+-- A spawn is being torn down: it serves its job no longer.
+UPDATE scaler_spawning_agents SET
+    state = 'ending',
+    end_reason = :reason,
+    destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
+WHERE agent_id = :agent_id AND state IN (SELECT value FROM json_each(:from_states))
+RETURNING agent_id;
+
+-- name: end_bound_spawn
+-- The spawn of an agent that gives a job back serves that job no longer.
+UPDATE scaler_spawning_agents SET
+    state = 'ending',
+    end_reason = :reason,
+    destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
+WHERE agent_id = :agent_id AND bound_job_id = :job_id AND state IN ('booting', 'registered')
+RETURNING agent_id;
+
+-- name: delete_spawn
+-- The compute of a spawn is gone.
+DELETE FROM scaler_spawning_agents WHERE agent_id = :agent_id RETURNING agent_id;
+DELETE FROM scaler_reservations WHERE agent_id = :agent_id;
+UPDATE agent_tokens SET revoked_at = now_ms()
+WHERE agent_id = :agent_id AND kind = 'ephemeral' AND revoked_at IS NULL;

@@ -1,0 +1,25 @@
+"""`ports.store.Store` over any database: the parts, put together."""
+
+from kici.stores.agents import Agents
+from kici.stores.cluster import Cluster
+from kici.stores.job_reads import JobReads
+from kici.stores.job_sweeps import JobSweeps
+from kici.stores.jobs import JobMoves
+from kici.stores.logs import Logs
+from kici.stores.query import Query
+from kici.stores.records import AccessLog, Facts, Secrets, Settings
+from kici.stores.spawns import Spawns
+from kici.stores.tokens import Tokens
+
+
+class SqlStore(
+    JobMoves, JobReads, JobSweeps, Logs, Spawns, Agents, Tokens, Cluster, Settings, Secrets, AccessLog, Facts
+):
+    async def migrate(self) -> list[int]:
+        return await self._database.migrate()
+
+    async def ping(self) -> None:
+        await self._database.read(Query.PING, {})
+
+    async def close(self) -> None:
+        await self._database.close()
