@@ -13,7 +13,7 @@ from kici.config.model import Cap as ConfigCap
 from kici.decide.admit import Cap, HostCaps, ScalerCaps
 from kici.domain.ids import ScalerName
 from kici.domain.labels import canonical, scaler_agent_labels
-from kici.domain.platform import Host, Platform, gate_of, os_arch_labels, plain_taints, structured_taints
+from kici.domain.platform import Host, Platform, gate_of, os_arch_labels, structured_taints
 from kici.domain.resources import UNDECLARED, ResourceRequest, Shape, resolve
 
 NONE_RETIRING: frozenset[ScalerName] = frozenset()
@@ -83,13 +83,6 @@ def platform_of(entry: ScalerEntry, host: Host) -> Platform | None:
 def taints_of(entry: ScalerEntry, host: Host) -> tuple[str, ...]:
     """Platform tokens of a scaler: what its sets offer and demand and its agents carry.  Computed nowhere else."""
     return structured_taints(platform_of(entry, host))
-
-
-def undeclared_platform_labels(entry: ScalerEntry) -> tuple[str, ...]:
-    """Platform labels that an entry without `platform` writes by hand: worth one warning that suggests the key."""
-    if entry.platform is not None:
-        return ()
-    return plain_taints(label for label_set in entry.label_sets for label in label_set.labels)
 
 
 def _routable(config: ScalersConfig, entry: ScalerEntry, index: int, host: Host) -> Routable:

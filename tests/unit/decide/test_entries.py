@@ -3,7 +3,7 @@ import pytest
 from kici.config.model import BackendType, Defaults, LabelSet, RoleName, ScalerEntry, ScalersConfig
 from kici.config.model import Cap as ConfigCap
 from kici.decide.admit import Cap, HostCaps
-from kici.decide.entries import Routable, host_caps, routables, scaler_caps, undeclared_platform_labels
+from kici.decide.entries import Routable, host_caps, routables, scaler_caps
 from kici.decide.route import Router
 from kici.domain.ids import ScalerName
 from kici.domain.job import Demand
@@ -133,12 +133,6 @@ def test_an_offered_os_label_does_not_become_a_gate() -> None:
     (only,) = build(scaler(("builders",), platform=Platform(Os.MACOS, Arch.X64)))
     assert only.gate == {"macos"}
     assert "kici:os:darwin" in only.offers
-
-
-@pytest.mark.spec("scaler 4.6.7")
-def test_handwritten_platform_labels_are_reported_once_unless_the_platform_is_declared() -> None:
-    assert undeclared_platform_labels(scaler(("darwin", "a"), ("darwin", "b"))) == ("darwin",)
-    assert undeclared_platform_labels(scaler(("darwin",), platform=Platform(Os.MACOS, Arch.X64))) == ()
 
 
 @pytest.mark.spec("scaler 4.6.8")
