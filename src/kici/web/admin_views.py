@@ -5,7 +5,8 @@ from datetime import datetime
 from kici.domain.access import AccessRecord
 from kici.domain.ids import Instant
 from kici.domain.instance import Instance
-from kici.web.surface import AgentRow, Check, CheckStatus, ReloadOutcome, ScalerRow, SettingRow
+from kici.domain.knobs import SettingRow
+from kici.web.surface import AgentRow, Check, CheckStatus, ReloadOutcome, ScalerRow
 from kici.web.views import JobView, View, moment, moment_or_none
 
 
@@ -14,7 +15,7 @@ class AgentView(View, frozen=True, kw_only=True):
 
     id: str
     state: str
-    """`booting`, `idle`, `busy`, `draining` or `ending`."""
+    """`booting`, `idle`, `busy`, `draining`, `away` (registered, not connected now) or `ending`."""
     instance: str
     labels: list[str]
     gate: list[str]

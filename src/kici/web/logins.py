@@ -36,7 +36,7 @@ class Logins:
         self._sessions: dict[str, _Grant] = {}
 
     async def actor_of_token(self, plain: str) -> Actor | None:
-        token = await self._tokens.authenticate(plain)
+        token = await self._tokens.authenticate(plain) if plain.isascii() else None
         if token is None:
             return None
         return Actor(

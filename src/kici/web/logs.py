@@ -1,4 +1,4 @@
-"""A job's output: as text, or as server-sent events that can be resumed.
+"""A job's output: as text, page by page, or as server-sent events that can be resumed.
 
 Events: `stdout`, `stderr` and `system` carry one chunk each, `{"offset": n, "text": "…"}`, or `base64` instead of
 `text` where the bytes are not whole UTF-8; their ids are positions in the log, and `Last-Event-ID` resumes after
@@ -8,6 +8,8 @@ The output is bytes; readers put the chunks of a stream behind each other and ge
 
 import asyncio
 import base64
+from contextlib import aclosing
+from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Final
@@ -24,8 +26,8 @@ from kici.domain.logs import LogChunk, Stream
 from kici.domain.strict import Fault
 from kici.web.jobs import found_job, viewed
 from kici.web.problems import ProblemError
-from kici.web.routing import Call, Route
-from kici.web.views import API, JobView
+from kici.web.routing import JSON, Call, Route
+from kici.web.views import API, JobView, View, moment
 
 READ_BYTES: Final = 1024 * 1024
 STATUS_SECONDS: Final = 2.0
@@ -62,15 +64,39 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     base64: str | None = None
 
 
+class LogItem(View, frozen=True, kw_only=True, omit_defaults=True):
+    """One chunk of a page: `text`, or `base64` where the bytes are not whole UTF-8."""
+
+    position: int
+    stream: ShownStream
+    offset: int
+    at: datetime
+    text: str | None = None
+    base64: str | None = None
+
+
+class LogPage(View, frozen=True, kw_only=True):
+    """Chunks in order of arrival.  `next` as `after` goes on behind them; equal to what was given: nothing is left."""
+
+    items: list[LogItem]
+    next: int
+
+
 def stream_name(stream: Stream) -> str:
     return stream.name.lower()
 
 
-def chunk_event(chunk: LogChunk) -> bytes:
+def _in_json(data: bytes) -> tuple[str | None, str | None]:
+    """As text, or where that would lose something in base64."""
     try:
-        data = LogEvent(offset=chunk.offset, text=chunk.data.decode())
+        return data.decode(), None
     except UnicodeDecodeError:
-        data = LogEvent(offset=chunk.offset, base64=base64.b64encode(chunk.data).decode())
+        return None, base64.b64encode(data).decode()
+
+
+def chunk_event(chunk: LogChunk) -> bytes:
+    text, encoded = _in_json(chunk.data)
+    data = LogEvent(offset=chunk.offset, text=text, base64=encoded)
     return _event(stream_name(chunk.stream), msgspec.json.encode(data), position=chunk.position)
 
 
@@ -90,17 +116,39 @@ async def end_streams(app: web.Application) -> None:
         task.cancel()
 
 
-async def job_logs(call: Call) -> web.StreamResponse:
+async def job_logs(call: Call) -> web.StreamResponse | LogPage:
     job = await found_job(call)
+    accepted = call.request.headers.get(hdrs.ACCEPT, "")
+    if JSON in accepted:
+        return await _page(call, job)
     task = asyncio.current_task()
     assert task is not None
     call.request.app[STREAMS].add(task)
     try:
-        if EVENT_STREAM in call.request.headers.get(hdrs.ACCEPT, ""):
+        if EVENT_STREAM in accepted:
             return await _events(call, job)
         return await _text(call, job)
     finally:
         call.request.app[STREAMS].discard(task)
+
+
+async def _page(call: Call, job: Job) -> LogPage:
+    query = call.query_as(LogsQuery)
+    chunks = await call.surface.logs.read(job.id, after=query.after, bytes_max=READ_BYTES)
+    items = []
+    for chunk in chunks:
+        text, encoded = _in_json(chunk.data)
+        item = LogItem(
+            position=chunk.position,
+            stream=ShownStream(stream_name(chunk.stream)),
+            offset=chunk.offset,
+            at=moment(chunk.received_at),
+            text=text,
+            base64=encoded,
+        )
+        items.append(item)
+    wanted = [item for item in items if query.stream in (None, item.stream)]
+    return LogPage(items=wanted, next=chunks[-1].position if chunks else query.after)
 
 
 async def _text(call: Call, job: Job) -> web.StreamResponse:
@@ -110,9 +158,10 @@ async def _text(call: Call, job: Job) -> web.StreamResponse:
     await response.prepare(call.request)
     try:
         if query.follow:
-            async for chunk in call.surface.logs.follow(job.id, after=query.after):
-                if stream_name(chunk.stream) in wanted:
-                    await response.write(chunk.data)
+            async with aclosing(call.surface.logs.follow(job.id, after=query.after)) as chunks:
+                async for chunk in chunks:
+                    if stream_name(chunk.stream) in wanted:
+                        await response.write(chunk.data)
         else:
             await _stored(call, job.id, response, wanted)
         await response.write_eof()
@@ -145,9 +194,10 @@ async def _events(call: Call, job: Job) -> web.StreamResponse:
     try:
         async with asyncio.TaskGroup() as group:
             statuses = group.create_task(follower.statuses(), name="logs.statuses")
-            async for chunk in call.surface.logs.follow(job.id, after=after):
-                if query.stream is None or stream_name(chunk.stream) == query.stream:
-                    await response.write(chunk_event(chunk))
+            async with aclosing(call.surface.logs.follow(job.id, after=after)) as chunks:
+                async for chunk in chunks:
+                    if query.stream is None or stream_name(chunk.stream) == query.stream:
+                        await response.write(chunk_event(chunk))
             statuses.cancel()
         await follower.end()
         await response.write_eof()
@@ -207,10 +257,11 @@ ROUTES: Final = (
         path=f"{API}/jobs/{{job_id}}/logs",
         needs=Permission.RUN_READ,
         act=job_logs,
-        summary="A job's output: text, or server-sent events with Accept: text/event-stream.",
+        summary="A job's output: text, or by the header Accept server-sent events or a page of chunks (JSON).",
         tag="jobs",
         query=LogsQuery,
-        media=(TEXT, EVENT_STREAM),
+        answer=LogPage,
+        media=(JSON, TEXT, EVENT_STREAM),
         headers=(LAST_EVENT_ID,),
         refusals=(HTTPStatus.NOT_FOUND,),
     ),

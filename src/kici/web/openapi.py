@@ -131,11 +131,12 @@ def _responses(route: Route, components: _Components) -> dict[str, object]:
         str(status.value): {"description": status.phrase, "content": {PROBLEM_TYPE: problem}} for status in refusals
     }
     success: dict[str, object] = {"description": route.status.phrase}
+    content: dict[str, object] = {media: {"schema": {"type": "string"}} for media in route.media if media != JSON}
     if route.answer is not None:
-        success["content"] = {JSON: {"schema": components.of(route.answer)}}
+        content[JSON] = {"schema": components.of(route.answer)}
+    if content:
+        success["content"] = content
         responses.update({str(status.value): {**success, "description": status.phrase} for status in route.also})
-    elif route.media != (JSON,):
-        success["content"] = {media: {"schema": {"type": "string"}} for media in route.media}
     responses[str(route.status.value)] = success
     responses["default"] = {"description": "Any other problem", "content": {PROBLEM_TYPE: problem}}
     return dict(sorted(responses.items()))

@@ -118,7 +118,7 @@ class Route:
     """Statuses that this action itself may refuse with."""
 
 
-_PART: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}\Z")
+_PART: Final = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,200}\Z")
 """What a part of a path may be; nothing that we name is anything else."""
 NOBODY_NAME: Final = "anonymous"
 

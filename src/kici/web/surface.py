@@ -5,7 +5,7 @@ The API holds no rule of its own beyond reading requests and writing answers.  E
 `NoCapacity` 429, `Faulty` and `Misconfigured` 422, `StoreDown` and `Retryable` 503.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -16,6 +16,7 @@ from kici.domain.document import SubmitRun
 from kici.domain.ids import AgentId, InstanceId, Instant, JobId, OrgId, RunId, TokenId
 from kici.domain.instance import Instance
 from kici.domain.job import Job, JobStatus, Run
+from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
 from kici.domain.secret import SecretRef
 from kici.domain.verdict import Verdict
@@ -80,8 +81,11 @@ class JobService(Protocol):
 class LogService(Protocol):
     async def read(self, job_id: JobId, *, after: int, bytes_max: int) -> list[LogChunk]: ...
 
-    def follow(self, job_id: JobId, *, after: int) -> AsyncIterator[LogChunk]:
-        """All chunks after a position, as they arrive; ends when the job is over and everything was given."""
+    def follow(self, job_id: JobId, *, after: int) -> AsyncGenerator[LogChunk, None]:
+        """All chunks after a position, as they arrive; ends when the job is over and everything was given.
+
+        `NoCapacity` when too many follow already.
+        """
         ...
 
 
@@ -89,7 +93,7 @@ class LogService(Protocol):
 class AgentRow:
     agent_id: AgentId
     state: str
-    """`booting`, `idle`, `busy`, `draining` or `ending`."""
+    """`booting`, `idle`, `busy`, `draining`, `away` (registered, not connected now) or `ending`."""
     instance_id: InstanceId
     labels: frozenset[str]
     gate: frozenset[str] = frozenset()
@@ -238,18 +242,6 @@ class Tokens(Protocol):
     async def revoke_agent_token(self, token_id: TokenId) -> bool:
         """Its agents' connections are closed at once."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingRow:
-    name: str
-    value: int | None
-    """As set; None: not set."""
-    effective: int
-    default: int
-    minimum: int
-    unit: str
-    description: str
 
 
 class Settings(Protocol):
