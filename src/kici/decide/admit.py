@@ -149,11 +149,7 @@ class Book:
         reservation = self._reservations.pop(agent_id, None)
         if reservation is None:
             return None
-        left = self.of(reservation.scaler).minus(reservation.shape.requests)
-        if left.agents:
-            self._usage[reservation.scaler] = left
-        else:
-            self._usage.pop(reservation.scaler, None)
+        self._usage[reservation.scaler] = self.of(reservation.scaler).minus(reservation.shape.requests)
         self._total = self._total.minus(reservation.shape.requests)
         return reservation
 

@@ -82,8 +82,16 @@ def test_agents_that_only_the_backends_know_count_for_the_host() -> None:
 @pytest.mark.spec("scaler 10.3")
 def test_an_agent_with_reservation_and_active_record_counts_once() -> None:
     usage = Usage(agents=5)
-    caps, active = replace(SCALER, agents_max=6), Active(here=5, total=5)
-    assert admit(NOTHING, scaler=caps, host=HOST, here=usage, total=usage, active=active) is None
+    caps, host = replace(SCALER, agents_max=6), HostCaps(agents_max=6)
+    for active in (Active(here=5, total=5), Active(here=2, total=2)):
+        assert admit(NOTHING, scaler=caps, host=host, here=usage, total=usage, active=active) is None
+
+
+def test_active_agents_without_reservation_count_for_their_scaler() -> None:
+    caps, active = replace(SCALER, agents_max=2), Active(here=2, total=2)
+    refusal = admit(NOTHING, scaler=caps, host=HOST, here=NO_USAGE, total=NO_USAGE, active=active)
+    assert refusal is not None
+    assert (refusal.cap, refusal.used) == (CapName.MAX_AGENTS, 2)
 
 
 @pytest.mark.spec("scaler 10.7.8")
@@ -148,6 +156,7 @@ def test_usage_never_goes_below_zero() -> None:
 
 
 def test_tenths_of_a_cpu_add_up_exactly() -> None:
+    assert NO_USAGE.plus(Amount(cpus=0.57)).cpu_micros == 570_000
     usage = NO_USAGE
     for _ in range(10):
         usage = usage.plus(Amount(cpus=0.1))

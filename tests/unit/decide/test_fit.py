@@ -128,6 +128,13 @@ def test_a_warm_agent_without_limits_does_not_run_a_job_that_asks_to_be_limited(
     assert kind(class_fits(shape(warm_with=Shape()), ask(resources=limited(cpus=2)))) is MisfitKind.OTHER_RESOURCES
 
 
+def test_a_declared_side_stands_for_the_other_one_too() -> None:
+    """An agent made for a job that requests one cpu would be limited to one."""
+    has = Shape(requests=Amount(cpus=1), limits=Amount(cpus=4))
+    misfit = class_fits(shape(warm_with=has), ask(resources=ResourceRequest(requests=Ask(cpus=1))))
+    assert misfit == Misfit(kind=MisfitKind.OTHER_RESOURCES, words=("limits.cpus",))
+
+
 def test_each_differing_field_is_named() -> None:
     has = Shape(requests=Amount(cpus=1, memory_bytes=GIB), limits=Amount(cpus=2, memory_bytes=GIB))
     asked = ResourceRequest(requests=Ask(cpus=1, memory="2g"), limits=Ask(cpus=1, memory="1g"))

@@ -29,6 +29,7 @@ def prune(spawn: BootingSpawn, *, spawn_timeout_ms: int = 5 * MINUTE) -> Prune |
 def test_a_spawn_is_stale_after_five_minutes() -> None:
     assert prune(booting(4 * MINUTE)) is None
     assert prune(booting(5 * MINUTE - 1)) is None
+    assert prune(booting(5 * MINUTE)) is not None
     assert prune(booting(6 * MINUTE)) is not None
 
 

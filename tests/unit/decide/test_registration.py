@@ -35,7 +35,7 @@ EPHEMERAL = AgentToken(
 STATIC = replace(
     EPHEMERAL, id=TokenId("t2"), kind=AgentKind.STATIC, agent_id=None, labels=None, gate=frozenset(), expires_at=None
 )
-RECORD = AgentRecord(gate=frozenset({"gpu"}), labels=LABELS, token_id=EPHEMERAL.id)
+RECORD = AgentRecord(gate=frozenset({"gpu", "linux"}), labels=LABELS, token_id=EPHEMERAL.id)
 KNOWN = Known(record=RECORD)
 NOBODY = Known()
 
@@ -75,7 +75,7 @@ def test_close_codes_are_those_of_the_protocol() -> None:
 
 def test_a_made_agent_registers_with_the_gate_of_its_record() -> None:
     assert register() == Accept(
-        labels=frozenset(LABELS), gate=frozenset({"gpu"}), scaler_managed=True, supersedes=False
+        labels=frozenset(LABELS), gate=frozenset({"gpu", "linux"}), scaler_managed=True, supersedes=False
     )
 
 
