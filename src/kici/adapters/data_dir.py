@@ -8,7 +8,8 @@ key of the secrets.
 import fcntl
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,6 +20,7 @@ from kici.ports.entropy import Entropy
 INSTANCE_ID: Final = "instance-id"
 LOCK: Final = "lock"
 OWNER_TOKEN: Final = "owner-token"
+ENDPOINT: Final = "endpoint"
 SECRET_KEY: Final = "secret-key"
 DATABASE: Final = "kici.db"
 AGENTS: Final = "agents"
@@ -91,6 +93,15 @@ class DataDir:
 
     def write_owner_token(self, plain: str) -> None:
         _write(self.path / OWNER_TOKEN, plain)
+
+    @contextmanager
+    def endpoint(self, url: str) -> Iterator[None]:
+        """Let clients on this machine find the coordinator, while the block runs."""
+        _write(self.path / ENDPOINT, url)
+        try:
+            yield
+        finally:
+            (self.path / ENDPOINT).unlink(missing_ok=True)
 
     def secret_key(self, entropy: Entropy) -> str:
         """The key of this installation's secrets, in hex; made at the first call ever."""

@@ -4,12 +4,13 @@ Each move is one guarded write of the store; what follows from it (telling agent
 computes back) happens here, in one place, whichever way the job ended.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 from kici.domain.errors import KiciError
 from kici.domain.ids import AgentId, JobId, OrgId
 from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
+from kici.domain.secret import SecretRef, parse_secret_ref
 from kici.observe.events import Event, emit
 from kici.ports.store import Cancelled, Finished, JobStore
 from kici.services.dispatcher import Dispatcher
@@ -19,15 +20,15 @@ from kici.wire.messages import JobCancel, JobStart, JobStatusAck, JobStatusRepor
 
 
 class SecretSource(Protocol):
-    async def resolve(self, org: OrgId, refs: Mapping[str, str]) -> dict[str, str]:
-        """Environment name -> plain value.  Raises a `KiciError` that names the reference, never the value."""
+    async def resolve(self, org: OrgId, refs: Iterable[SecretRef]) -> dict[SecretRef, str]:
+        """All or none.  Raises a `KiciError` that names the reference, never the value."""
         ...
 
 
 class ComputeOwner(Protocol):
     """What the scaler wants to hear about jobs."""
 
-    def job_over(self, job_id: JobId) -> None:
+    def job_over(self, job: Job) -> None:
         """The job ended: a compute that is still being made for it has lost its purpose."""
         ...
 
@@ -37,7 +38,7 @@ class ComputeOwner(Protocol):
 class NoComputes:
     """For coordinators that scale nothing."""
 
-    def job_over(self, job_id: JobId) -> None:
+    def job_over(self, job: Job) -> None:
         pass
 
     def capacity_freed(self) -> None:
@@ -71,7 +72,7 @@ class JobLifecycle:
             self.drop(agent, job_id, "this job is not yours")
             return
         try:
-            secrets = await self._secrets.resolve(job.org, job.spec.secrets) if job.spec.secrets else {}
+            secrets = await self._secret_env(job)
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
             return
@@ -102,11 +103,18 @@ class JobLifecycle:
     async def start_again(self, agent: ConnectedAgent, job: Job) -> None:
         """The start message was lost with a connection: the agent waits, `running` is committed already."""
         try:
-            secrets = await self._secrets.resolve(job.org, job.spec.secrets) if job.spec.secrets else {}
+            secrets = await self._secret_env(job)
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
             return
         self.tell_start(agent, job, secrets)
+
+    async def _secret_env(self, job: Job) -> dict[str, str]:
+        if not job.spec.secrets:
+            return {}
+        refs = {name: parse_secret_ref(text) for name, text in job.spec.secrets.items()}
+        values = await self._secrets.resolve(job.org, refs.values())
+        return {name: values[ref] for name, ref in refs.items()}
 
     def drop(self, agent: ConnectedAgent, job_id: JobId, why: str) -> None:
         """Tell an agent to kill and forget a job."""
@@ -180,7 +188,7 @@ class JobLifecycle:
             reason=job.reason,
         )
         self._watch.changed(job.id)
-        self.computes.job_over(job.id)
+        self.computes.job_over(job)
 
     def _holder(self, job: Job) -> ConnectedAgent | None:
         agent = None if job.agent_id is None else self._registry.get(job.agent_id)

@@ -10,7 +10,6 @@ from typing import Final, Never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.errors import StoreDown
-from kici.domain.ids import InstanceId
 from kici.domain.job import Job, WaitingClass
 from kici.domain.scale import NoBackend
 from kici.observe.events import Event, emit
@@ -43,7 +42,6 @@ class QueueSweeper:
         sessions: AgentSessions,
         manager: ScalerManager,
         clock: Clock,
-        instance_id: InstanceId,
         unroutable_grace_ms: Callable[[], int],
     ) -> None:
         self._store = store
@@ -54,7 +52,6 @@ class QueueSweeper:
         self._sessions = sessions
         self._manager = manager
         self._clock = clock
-        self._instance_id = instance_id
         self._unroutable_grace_ms = unroutable_grace_ms
         self._matched_at = 0.0
         self._probed_at = 0.0

@@ -19,7 +19,6 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore, JobStore, SpawnStore
 from kici.services.absences import Absences
-from kici.services.dispatcher import Dispatcher
 from kici.services.scaler_runtime import Fleet
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
@@ -41,7 +40,6 @@ class Recovery:
         spawns: SpawnBook,
         teardown: Teardown,
         absences: Absences,
-        dispatcher: Dispatcher,
         clock: Clock,
         instance_id: InstanceId,
         grace_ms: Callable[[bool], int],
@@ -52,7 +50,6 @@ class Recovery:
         self._spawns = spawns
         self._teardown = teardown
         self._absences = absences
-        self._dispatcher = dispatcher
         self._clock = clock
         self._instance_id = instance_id
         self._grace_ms = grace_ms
@@ -82,7 +79,7 @@ class Recovery:
             if row.agent_id not in alive:
                 await self._forget(row, "its compute is gone since the restart")
                 continue
-            tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True)
+            tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True, is_written=True)
             age_seconds = max(0, self._clock.now() - row.spawned_at) / 1000
             tracked.started_at = self._clock.monotonic() - age_seconds
             self._spawns.add(tracked)

@@ -26,7 +26,7 @@ from kici.observe.events import Event, emit
 from kici.ports.backend import SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
-from kici.ports.store import JobStore, SpawnStore
+from kici.ports.store import SpawnStore
 from kici.services.drain_state import DrainState
 from kici.services.launch_failures import LaunchFailures
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
@@ -46,7 +46,6 @@ class ScalerManager:
         *,
         fleet: Fleet,
         store: SpawnStore,
-        jobs: JobStore,
         mint: Mint | None,
         book: Book,
         spawns: SpawnBook,
@@ -59,10 +58,10 @@ class ScalerManager:
         instance_id: InstanceId,
         spawn_deadline_ms: Callable[[OrgId], int],
         note: Callable[[JobId, str], None],
+        on_refusal: Callable[[], None],
     ) -> None:
         self.fleet = fleet
         self._store = store
-        self._jobs = jobs
         self._mint = mint
         self._book = book
         self._spawns = spawns
@@ -77,7 +76,7 @@ class ScalerManager:
         self._note = note
         self._refused: set[ClassId] = set()
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
-        self.refusals = 0
+        self._on_refusal = on_refusal
 
     # ------------------------------------------------------------------ the request path
 
@@ -144,7 +143,7 @@ class ScalerManager:
         )
         if refused is None:
             return _Choice(runtime, routable, shape)
-        self.refusals += 1
+        self._on_refusal()
         if is_burst_refusal(refused, active, here=here, total=total):
             emit(Event.SCALE_BURST, level=logging.WARNING, scaler=runtime.name, cap=refused.cap, used=refused.used)
         return AtCapacity(verdict=refused)
@@ -168,23 +167,23 @@ class ScalerManager:
         )
         self._book.reserve(reservation)
         self._spawns.add(tracked)
-        written = False
         try:
             existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
-            written = existing is None
+            tracked.is_written = existing is None
         except Conflict:
             return None
         except StoreDown as error:
+            tracked.is_written = True
             self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)  # the row may have been written after all
             return Failed(error=f"the spawn row of {agent_id} could not be written: {error}")
         finally:
-            if not written and not tracked.is_ending:
+            if not tracked.is_written:
                 self._spawns.remove(tracked)
                 self._book.release(agent_id)
         if existing is not None:
             return Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
         emit(Event.SPAWN_ADMITTED, agent_id=agent_id, scaler=choice.runtime.name, job_id=job.id)
-        if tracked.is_ending:  # its job ended while the row was being written
+        if tracked.is_unwanted:
             self._teardown.begin(tracked, ScaleDownReason.JOB_COMPLETE)
         else:
             order = self._order(tracked, plain)
@@ -254,10 +253,10 @@ class ScalerManager:
 
     def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
         """Progress of a spawn.  A failure after it settled means that its compute is gone."""
-        if tracked.spawn.bound_job_id is not None:
-            self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
         if event.type is not SpawnEventType.FAILED:
             return
+        if tracked.spawn.bound_job_id is not None:
+            self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
         self._failures.seen(tracked.spawn, event.detail, self._clock.now())
         if tracked.is_settled and tracked.is_booting:
             self._spawn_failed(tracked, event.detail, is_deterministic=True)

@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Never
 
 from kici.domain.errors import Misconfigured, StoreDown
 from kici.domain.ids import OrgId
@@ -150,6 +150,19 @@ def _readable(cached: _Cached) -> SettingsView:
     if cached.failure is not None:
         raise StoreDown("the live settings cannot be read: the store is unreachable") from cached.failure
     return cached.view
+
+
+class SettingsRefresh:
+    """Reads the cluster's settings every ten seconds, for those who only peek."""
+
+    def __init__(self, *, settings: LiveSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+
+    async def run(self) -> Never:
+        while True:
+            await self._clock.sleep(CACHE_SECONDS)
+            await self._settings.view()
 
 
 def _known(values: Values) -> Values:

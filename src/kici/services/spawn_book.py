@@ -20,6 +20,10 @@ class TrackedSpawn:
     """Monotonic seconds at which the semaphore let it start; None: still in line, and not stale however old."""
     is_settled: bool = False
     """The backend's `spawn` returned: there is a compute."""
+    is_written: bool = False
+    """Its row is in the store."""
+    is_unwanted: bool = False
+    """Its end was asked for before the row was written: it ends as soon as it is."""
     is_ending: bool = False
     task: asyncio.Task[None] | None = None
     """The spawn under way."""

@@ -45,16 +45,23 @@ class Teardown:
 
     def begin(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None = None) -> None:
         """Start to take it down in the background.  `error` is put on the bound job as its provisioning error."""
-        if not tracked.is_ending:
-            tracked.is_ending = True
+        if self._takes(tracked):
             self._supervisor.start(f"teardown.{tracked.agent_id}", self._all(tracked, reason, error))
 
     async def condemn(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
         """Free its job now, and take it down in the background."""
-        if not tracked.is_ending:
-            tracked.is_ending = True
+        if self._takes(tracked):
             await self._free_job(tracked, reason, None)
             self._supervisor.start(f"teardown.{tracked.agent_id}", self._rest(tracked, reason))
+
+    def _takes(self, tracked: TrackedSpawn) -> bool:
+        """Once only, and not before its row is there to be ended."""
+        if not tracked.is_written:
+            tracked.is_unwanted = True
+            return False
+        takes = not tracked.is_ending
+        tracked.is_ending = True
+        return takes
 
     async def _all(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
         await self._free_job(tracked, reason, error)

@@ -18,7 +18,7 @@ from kici.domain.instance import Instance
 from kici.domain.job import Job, JobStatus, Run
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
-from kici.domain.secret import SecretRef
+from kici.domain.secret import SecretRef, SecretRow
 from kici.domain.verdict import Verdict
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
@@ -252,12 +252,6 @@ class Settings(Protocol):
     async def patch(self, org: OrgId | None, changes: Mapping[str, int | None]) -> int:
         """The version afterwards.  None clears.  `Misconfigured` for unknown names and values out of bounds."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretRow:
-    ref: SecretRef
-    updated_at: Instant
 
 
 class Secrets(Protocol):

@@ -1,0 +1,431 @@
+"""The object graph of one coordinator, over whatever store, clock and backends it is given.
+
+The program (`apps.coordinator`) gives it the real ones, a simulation gives it simulated ones; everything between
+is the same.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from kici.decide.admit import Book
+from kici.decide.backoff import BackoffSettings
+from kici.domain import knobs
+from kici.domain.agent import AgentKind, AgentToken
+from kici.domain.errors import KiciError, StoreDown
+from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.instance import Instance
+from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.domain.resources import NOTHING, Amount
+from kici.domain.spawn import ScaleDownReason
+from kici.kit.supervise import Supervisor
+from kici.observe.events import Event, emit
+from kici.observe.metrics import Metrics, ReservedBy
+from kici.ports.backend import Backend
+from kici.ports.clock import Clock
+from kici.ports.entropy import Entropy
+from kici.ports.sealer import Sealer
+from kici.ports.store import Store
+from kici.services.absences import Absences
+from kici.services.access_log import AccessLog
+from kici.services.agent_connection import FrameWork
+from kici.services.agent_sessions import AgentSessions
+from kici.services.demand_index import DemandIndex
+from kici.services.dispatcher import Dispatcher
+from kici.services.drain_state import DrainState
+from kici.services.explain import Explain
+from kici.services.instance_heartbeat import InstanceHeartbeat
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.job_service import JobService
+from kici.services.job_watch import JobWatch
+from kici.services.launch_failures import LaunchFailures
+from kici.services.log_store import LogStore
+from kici.services.pending_scale_sweeper import PendingScaleSweeper
+from kici.services.queue_sweeper import QueueSweeper
+from kici.services.recovery import Recovery
+from kici.services.registration import Registration
+from kici.services.registry import AgentRegistry
+from kici.services.retention import Retention
+from kici.services.scaler_manager import ScalerManager
+from kici.services.scaler_runtime import Fleet, ScalerRuntime
+from kici.services.secret_box import SecretBox
+from kici.services.settings import LiveSettings, SettingsRefresh
+from kici.services.spawn_book import SpawnBook
+from kici.services.stale_spawn_sweeper import StaleSpawnSweeper
+from kici.services.teardown import Teardown
+from kici.services.tokens import TokenPurge, Tokens
+from kici.wire.codec import encode
+
+SHUTDOWN_SECONDS: Final = 15.0
+STATIC_GRACE_MS: Final = 120_000
+"""How long a static agent may stay away with a job: twice its longest reconnect delay."""
+GAUGE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a coordinator is made of."""
+
+    store: Store
+    clock: Clock
+    entropy: Entropy
+    supervisor: Supervisor
+    sealer: Sealer
+    instance: Instance
+    fleet: Fleet
+    configured: Mapping[str, int] = field(default_factory=dict)
+    """Defaults of live settings from the program's configuration."""
+    authenticates_agents: bool = True
+    log_bytes_max: int | None = None
+    sweep_seconds: float = 10.0
+    addresses: tuple[str, ...] = ()
+    """Where agents reach the coordinators."""
+
+
+class Coordinator:
+    """One coordinator: its services, and their start and end in order."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.instance_id: InstanceId = given.instance.id
+        self.metrics = Metrics()
+        self.drain = DrainState()
+        self.settings = LiveSettings(store=given.store, clock=given.clock, configured=given.configured)
+        self.tokens = Tokens(store=given.store, clock=given.clock, entropy=given.entropy)
+        self.secrets = SecretBox(store=given.store, sealer=given.sealer, clock=given.clock)
+        self.access_log = AccessLog(store=given.store)
+        self.logs = LogStore(store=given.store, clock=given.clock, entropy=given.entropy, metrics=self.metrics)
+        self.watch = JobWatch()
+        self.registry = AgentRegistry()
+        self.demands = DemandIndex(given.store)
+        self.book = Book()
+        self.spawns = SpawnBook()
+        self._work_with_jobs()
+        self._scale()
+        self._meet_agents()
+        self._sweep()
+        self.is_recovered = False
+
+    # ------------------------------------------------------------------ wiring
+
+    def _work_with_jobs(self) -> None:
+        given = self.given
+        self.dispatcher = Dispatcher(
+            store=given.store,
+            registry=self.registry,
+            demands=self.demands,
+            drain=self.drain,
+            instance_id=self.instance_id,
+            ack_ms=partial(self.settings.peek, knobs.DISPATCH_ACK_TIMEOUT_MS),
+        )
+        self.lifecycle = JobLifecycle(
+            store=given.store,
+            registry=self.registry,
+            dispatcher=self.dispatcher,
+            secrets=self.secrets,
+            watch=self.watch,
+            log_bytes_max=given.log_bytes_max,
+        )
+        self.jobs = JobService(
+            store=given.store,
+            dispatcher=self.dispatcher,
+            lifecycle=self.lifecycle,
+            watch=self.watch,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            entropy=given.entropy,
+            queue_depth_max=partial(self.settings.peek, knobs.QUEUE_MAX_DEPTH),
+            queue_timeout_ms=partial(self.settings.peek, knobs.QUEUE_TIMEOUT_MS),
+        )
+
+    def _scale(self) -> None:
+        given = self.given
+        self.failures = LaunchFailures(settings=self._backoff, on_failure=self._count_failure)
+        self.teardown = Teardown(
+            store=given.store,
+            jobs=given.store,
+            book=self.book,
+            spawns=self.spawns,
+            supervisor=given.supervisor,
+            clock=given.clock,
+        )
+        self.manager = ScalerManager(
+            fleet=given.fleet,
+            store=given.store,
+            mint=self._mint if given.authenticates_agents else None,
+            book=self.book,
+            spawns=self.spawns,
+            failures=self.failures,
+            teardown=self.teardown,
+            supervisor=given.supervisor,
+            drain=self.drain,
+            clock=given.clock,
+            entropy=given.entropy,
+            instance_id=self.instance_id,
+            spawn_deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
+            note=self._note,
+            on_refusal=self.metrics.spawn_refusals.inc,
+        )
+        self.pending = PendingScaleSweeper(
+            store=given.store,
+            demands=self.demands,
+            dispatcher=self.dispatcher,
+            registry=self.registry,
+            manager=self.manager,
+            drain=self.drain,
+            clock=given.clock,
+            interval_seconds=given.sweep_seconds,
+            on_redispatch=lambda trigger: self.metrics.redispatch.labels(trigger=trigger).inc(),
+        )
+        self.dispatcher.scale = self.manager
+        self.lifecycle.computes = _JobEnds(self)
+        self.teardown.capacity_freed = self.pending.capacity_freed
+
+    def _meet_agents(self) -> None:
+        given = self.given
+        self.absences = Absences(
+            store=given.store,
+            dispatcher=self.dispatcher,
+            lifecycle=self.lifecycle,
+            clock=given.clock,
+            compute_gone=self.manager.agent_gone,
+            condemn=self.manager.condemn,
+        )
+        registration = Registration(
+            store=given.store,
+            registry=self.registry,
+            dispatcher=self.dispatcher,
+            lifecycle=self.lifecycle,
+            absences=self.absences,
+            computes=self.manager,
+            drain=self.drain,
+            clock=given.clock,
+            instance_id=self.instance_id,
+            requires_token=given.authenticates_agents,
+            coordinators=lambda: list(given.addresses),
+        )
+        self.sessions = AgentSessions(
+            tokens=self.tokens if given.authenticates_agents else None,
+            store=given.store,
+            registry=self.registry,
+            registration=registration,
+            absences=self.absences,
+            computes=self.manager,
+            work=FrameWork(
+                clock=given.clock,
+                registry=self.registry,
+                lifecycle=self.lifecycle,
+                logs=self.logs,
+                encode=encode,
+            ),
+            drain=self.drain,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            entropy=given.entropy,
+            grace_ms=self._grace_ms,
+        )
+        self.tokens.on_revoked(self.sessions.revoked)
+        self.recovery = Recovery(
+            store=given.store,
+            fleet=given.fleet,
+            book=self.book,
+            spawns=self.spawns,
+            teardown=self.teardown,
+            absences=self.absences,
+            clock=given.clock,
+            instance_id=self.instance_id,
+            grace_ms=self._grace_ms,
+        )
+
+    def _sweep(self) -> None:
+        given = self.given
+        grace_ms = partial(self.settings.peek, knobs.UNROUTABLE_GRACE_MS)
+        self.explain = Explain(
+            store=given.store,
+            registry=self.registry,
+            manager=self.manager,
+            failures=self.failures,
+            unroutable_grace_ms=grace_ms,
+        )
+        self.queue = QueueSweeper(
+            store=given.store,
+            registry=self.registry,
+            demands=self.demands,
+            dispatcher=self.dispatcher,
+            lifecycle=self.lifecycle,
+            sessions=self.sessions,
+            manager=self.manager,
+            clock=given.clock,
+            unroutable_grace_ms=grace_ms,
+        )
+        self.stale = StaleSpawnSweeper(
+            spawns=self.spawns,
+            manager=self.manager,
+            clock=given.clock,
+            spawn_timeout_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
+        )
+        self.heartbeat = InstanceHeartbeat(
+            store=given.store,
+            clock=given.clock,
+            me=given.instance,
+            is_draining=lambda: self.drain.closed,
+        )
+
+    # ------------------------------------------------------------------ life
+
+    async def recover(self) -> None:
+        """Before agents are accepted."""
+        await self.settings.view()
+        await self.recovery.computes()
+
+    async def start(self) -> None:
+        """Once agents are accepted: services run, and what was interrupted waits for its agents."""
+        given = self.given
+        await self.heartbeat.tick()
+        await self.recovery.jobs()
+        supervisor = given.supervisor
+        supervisor.service("heartbeat", self.heartbeat.run)
+        supervisor.service("settings", SettingsRefresh(settings=self.settings, clock=given.clock).run)
+        supervisor.service("sessions", self.sessions.run)
+        supervisor.service("pending-scale", self.pending.run)
+        supervisor.service("queue", self.queue.run)
+        supervisor.service("stale-spawns", self.stale.run)
+        supervisor.service("token-purge", TokenPurge(tokens=self.tokens).run)
+        supervisor.service(
+            "retention",
+            Retention(store=given.store, clock=given.clock, settings=self.settings, metrics=self.metrics).run,
+        )
+        supervisor.start("grace-after-restart", self._end_of_grace())
+        self.is_recovered = True
+        self.pending.capacity_freed()
+
+    async def _end_of_grace(self) -> None:
+        await self.given.clock.sleep(self._grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents
+        self.recovery.expire(lambda agent_id: self.registry.get(agent_id) is not None)
+
+    async def shutdown(self, *, keep_agents: bool) -> None:
+        """End in order, within bounded time.  Started jobs of local computes fail, others go back to the queue;
+        with `keep_agents` everything lives on for the next start."""
+        self.drain.stopping = True
+        if keep_agents:
+            await self._each_backend(lambda backend: backend.release_all())
+        else:
+            await self._return_jobs()
+        self.sessions.close_all("the coordinator stops")
+        if not keep_agents:
+            await self._end_computes()
+        try:
+            await self.given.store.delete_sessions_of(self.instance_id)
+            await self.heartbeat.leave()
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
+
+    async def _return_jobs(self) -> None:
+        """Jobs of agents that end with us: those started fail with the reason, the others keep their place."""
+        for agent in self.registry:
+            if agent.spawn is None:
+                continue  # not ours to end: it comes back with its job
+            for job_id, job in list(agent.jobs.items()):
+                if job is None:
+                    continue
+                try:
+                    await self._return_job(agent.agent_id, job_id)
+                except StoreDown as error:
+                    emit(Event.STORE_DOWN, job_id=job_id, error=str(error))
+
+    async def _return_job(self, agent_id: AgentId, job_id: JobId) -> None:
+        reason = "the coordinator was stopped while the job ran"
+        requeued = await self.given.store.requeue_job(
+            job_id, agent_id, reason=reason, attempts_max=1_000_000, count_attempt=False
+        )
+        if requeued is None:
+            for status, sources in (
+                (JobStatus.CANCELLED, frozenset({JobStatus.CANCELLING})),
+                (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
+            ):
+                await self.lifecycle.end(
+                    job_id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
+                )
+
+    async def _end_computes(self) -> None:
+        for tracked in self.spawns:
+            self.teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
+        ends_at = self.given.clock.monotonic() + SHUTDOWN_SECONDS
+        while len(self.spawns) and self.given.clock.monotonic() < ends_at:
+            await self.given.clock.sleep(0.02)
+        for tracked in self.spawns:
+            emit(Event.SPAWN_LEFT, level=logging.ERROR, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
+        await self._each_backend(lambda backend: backend.shutdown_all())
+
+    async def _each_backend(self, act: Callable[[Backend], Awaitable[None]]) -> None:
+        async def one(runtime: ScalerRuntime) -> None:
+            try:
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
+                    await act(runtime.backend)
+            except (KiciError, TimeoutError) as error:
+                emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
+
+        async with asyncio.TaskGroup() as group:
+            for runtime in self.given.fleet.runtimes.values():
+                group.create_task(one(runtime), name=f"stop {runtime.name}")
+
+    # ------------------------------------------------------------------ small answers
+
+    def _backoff(self) -> BackoffSettings:
+        return BackoffSettings(
+            base_ms=self.settings.peek(knobs.SCALER_PROVISION_BACKOFF_BASE_MS),
+            max_ms=self.settings.peek(knobs.SCALER_PROVISION_BACKOFF_MAX_MS),
+            failures_max=self.settings.peek(knobs.SCALER_PROVISION_MAX_CONSECUTIVE_FAILURES),
+        )
+
+    def _count_failure(self, backend_type: str, is_bound: bool) -> None:  # noqa: FBT001 - a label value
+        self.metrics.spawn_failures.labels(backend=backend_type, bound=str(is_bound).lower()).inc()
+
+    def _grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
+        return self.settings.peek(knobs.AGENT_RECONNECT_GRACE_MS) if scaler_managed else STATIC_GRACE_MS
+
+    def _mint(self, agent_id: AgentId, labels: Sequence[str], gate: frozenset[str]) -> tuple[AgentToken, str]:
+        return self.tokens.new_agent_token(
+            kind=AgentKind.EPHEMERAL,
+            labels=frozenset(labels),
+            gate=gate,
+            agent_id=agent_id,
+            expires_in_ms=self.settings.peek(knobs.AGENT_TOKEN_TTL_MS),
+        )
+
+    def _note(self, job_id: JobId, text: str) -> None:
+        self.given.supervisor.start(f"note.{job_id}", self.logs.note(job_id, text))
+
+    def render_metrics(self) -> bytes:
+        """The scrape answer; derived gauges are read now."""
+        self.metrics.agents_active.set(len(self.registry))
+        self.metrics.draining.set(int(self.drain.draining))
+        self.metrics.set_reserved(self._reserved())
+        return self.metrics.render()
+
+    def _reserved(self) -> dict[ReservedBy, Amount]:
+        used: dict[ReservedBy, Amount] = {}
+        for reservation in self.book.reservations.values():
+            runtime = self.given.fleet.runtimes.get(reservation.scaler)
+            by = ReservedBy(reservation.scaler, runtime.backend.type if runtime else "", reservation.machine_pool or "")
+            before, more = used.get(by, NOTHING), reservation.shape.requests
+            used[by] = Amount(cpus=before.cpus + more.cpus, memory_bytes=before.memory_bytes + more.memory_bytes)
+        return used
+
+
+class _JobEnds:
+    """What follows for computes and memory when a job ends."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def job_over(self, job: Job) -> None:
+        self._coordinator.manager.job_over(job.id)
+        self._coordinator.logs.forget(job.id)
+        self._coordinator.metrics.jobs_finished.labels(status=job.status).inc()
+
+    def capacity_freed(self) -> None:
+        self._coordinator.pending.capacity_freed()

@@ -1,0 +1,267 @@
+"""The coordinator program: settings in, a running coordinator out, an ordered end.
+
+The only module that names the implementations that a coordinator is made of.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from kici.adapters.clock import RealClock
+from kici.adapters.data_dir import DATABASE, DataDir
+from kici.adapters.entropy import SystemEntropy
+from kici.adapters.sealer import AesGcmSealer, parse_key
+from kici.apps.assembly import Coordinator, Given
+from kici.apps.backends import Site, fleet_of, local_tools
+from kici.apps.surface import surface_of
+from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
+from kici.config.load import load_scalers
+from kici.domain import knobs
+from kici.domain.errors import Misconfigured
+from kici.domain.ids import AgentId
+from kici.domain.instance import Instance
+from kici.gateway.agents import Gateway
+from kici.kit.supervise import Supervisor
+from kici.observe import logging_setup
+from kici.ports.sealer import Sealer
+from kici.ports.store import Store
+from kici.services.secret_box import check_key
+from kici.web.app import build_app
+from kici.web.logins import Logins
+
+CLOSE_SECONDS: Final = 2.0
+"""How long open HTTP requests may take to end when the program stops."""
+BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What to tell the person who started it."""
+
+    url: str
+    login_url: str
+    data_dir: Path
+    notices: tuple[str, ...]
+
+
+OnReady = Callable[[Ready], None]
+
+
+def serve(settings: CoordinatorSettings, environ: Mapping[str, str], on_ready: OnReady) -> None:
+    """Run a coordinator until TERM, INT or USR2.  Raises `KiciError` when it cannot start."""
+    logging_setup.set_up_logging(
+        log_format=logging_setup.LogFormat.JSON if _is_json(settings) else logging_setup.LogFormat.PLAIN,
+        level=logging.getLevelNamesMapping()[settings.log_level.upper()],
+    )
+    program = _Program(settings, environ, on_ready)
+    if sys.platform == "win32":
+        asyncio.run(program.run())
+        return
+    import uvloop
+
+    uvloop.run(program.run())
+
+
+def _is_json(settings: CoordinatorSettings) -> bool:
+    if settings.log_format is LogFormat.AUTO:
+        return not sys.stderr.isatty()
+    return settings.log_format is LogFormat.JSON
+
+
+class _Program:
+    def __init__(self, settings: CoordinatorSettings, environ: Mapping[str, str], on_ready: OnReady) -> None:
+        self._settings = settings
+        self._environ = environ
+        self._on_ready = on_ready
+        self._clock = RealClock()
+        self._entropy = SystemEntropy()
+        self._stopped = asyncio.Event()
+        self._keeps_agents = False
+
+    def stop(self, keep_agents: bool) -> None:  # noqa: FBT001 - the one thing to say
+        self._keeps_agents = keep_agents
+        self._stopped.set()
+
+    async def run(self) -> None:
+        data_dir = DataDir.open(self._settings.data_dir)
+        try:
+            listener = _listener(self._settings.host, self._settings.port)
+            store = await _open_store(self._settings, data_dir)
+            try:
+                await store.migrate()
+                await self._serve(store, data_dir, listener)
+            finally:
+                await store.close()
+        finally:
+            data_dir.close()
+
+    async def _serve(self, store: Store, data_dir: DataDir, listener: socket.socket) -> None:
+        sealer = _sealer(self._settings, data_dir, self._entropy)
+        await check_key(store, sealer)
+        async with Supervisor("coordinator") as supervisor:
+            coordinator = self._coordinator(store, data_dir, listener, supervisor, sealer)
+            owner_token = await _owner_token(coordinator, data_dir)
+            await coordinator.recover()
+            logins = Logins(coordinator.tokens, self._clock, self._entropy)
+            surface = surface_of(coordinator, version=version("kici"), stop=self.stop)
+            gateway = Gateway(coordinator.sessions, clock=self._clock, tasks=supervisor)
+            app = build_app(surface, logins)
+            app.router.add_get("/ws", gateway.handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
+            await runner.setup()
+            try:
+                await web.SockSite(runner, listener, backlog=BACKLOG).start()
+                supervisor.service("gateway", gateway.run)
+                await coordinator.start()
+                self._listen_to_signals()
+                url = f"http://{_address(listener, self._settings.host)}"
+                with data_dir.endpoint(url):
+                    self._announce(url, logins, owner_token, data_dir)
+                    await self._stopped.wait()
+                    await coordinator.shutdown(keep_agents=self._keeps_agents)
+            finally:
+                await runner.cleanup()
+
+    def _coordinator(
+        self, store: Store, data_dir: DataDir, listener: socket.socket, supervisor: Supervisor, sealer: Sealer
+    ) -> Coordinator:
+        settings = self._settings
+        loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
+        if loaded.config is None:
+            raise Misconfigured("\n".join(str(problem) for problem in loaded.problems))
+        url = settings.orchestrator_url or f"ws://{_address(listener, settings.host)}/ws"
+
+        def ended(agent_id: AgentId, how: str) -> None:
+            coordinator.sessions.compute_ended(agent_id, how)
+
+        site = Site(
+            data_dir=data_dir.path,
+            environ=self._environ,
+            url=url,
+            clock=self._clock,
+            supervisor=supervisor,
+            on_exit=ended,
+            tools=local_tools(self._clock),
+        )
+        now = self._clock.now()
+        coordinator = Coordinator(
+            Given(
+                store=store,
+                clock=self._clock,
+                entropy=self._entropy,
+                supervisor=supervisor,
+                sealer=sealer,
+                instance=Instance(
+                    id=data_dir.instance_id(self._entropy),
+                    role="coordinator",
+                    version=version("kici"),
+                    address=settings.cluster_address or url,
+                    started_at=now,
+                    last_beat_at=now,
+                ),
+                fleet=fleet_of(loaded.config, site),
+                configured=_configured(settings),
+                authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
+                sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
+                addresses=(settings.cluster_address or url,),
+            )
+        )
+        return coordinator
+
+    def _announce(self, url: str, logins: Logins, owner_token: str, data_dir: DataDir) -> None:
+        code, _ = logins.code(owner_token)
+        self._on_ready(
+            Ready(
+                url=url,
+                login_url=f"{url}/login?code={code}",
+                data_dir=data_dir.path,
+                notices=self._settings.notices,
+            )
+        )
+
+    def _listen_to_signals(self) -> None:
+        if sys.platform == "win32":
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, False)  # noqa: FBT003 - end the agents
+        loop.add_signal_handler(signal.SIGUSR2, self.stop, True)  # noqa: FBT003 - keep the agents
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Bound, not yet listening: the port is known, and nobody is let in before recovery is over."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if os.name != "nt":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Misconfigured(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port or --host"
+        ) from error
+    return listener
+
+
+def _address(listener: socket.socket, host: str) -> str:
+    """Where programs on this machine reach it."""
+    port = listener.getsockname()[1]
+    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store:
+    """The embedded store, unless a database is named.  Drivers are imported when they are used."""
+    if settings.database_url is None:
+        from kici.stores.sqlite.open import open_sqlite
+
+        return open_sqlite(str(data_dir.path / DATABASE))
+    from kici.stores.postgres.open import open_postgres
+
+    return await open_postgres(
+        settings.database_url,
+        pool_max=settings.db_pool_max,
+        acquire_timeout_seconds=settings.db_pool_acquire_timeout_ms / 1000,
+        statement_timeout_seconds=settings.db_statement_timeout_ms / 1000,
+    )
+
+
+def _sealer(settings: CoordinatorSettings, data_dir: DataDir, entropy: SystemEntropy) -> Sealer:
+    if settings.secret_key is not None:
+        return AesGcmSealer(parse_key(settings.secret_key, source="KICI_SECRET_KEY"), entropy)
+    if settings.secret_key_file is not None:
+        try:
+            text = settings.secret_key_file.read_text()
+        except OSError as error:
+            raise Misconfigured(f"KICI_SECRET_KEY_FILE: cannot read {settings.secret_key_file}: {error}") from error
+        return AesGcmSealer(parse_key(text, source=str(settings.secret_key_file)), entropy)
+    key = data_dir.secret_key(entropy)
+    return AesGcmSealer(parse_key(key, source=f"{data_dir.path}/secret-key"), entropy)
+
+
+async def _owner_token(coordinator: Coordinator, data_dir: DataDir) -> str:
+    """The owner's token of this data directory; made at the first start."""
+    current = data_dir.owner_token()
+    fresh = await coordinator.tokens.owner_token(current)
+    if fresh is not None:
+        data_dir.write_owner_token(fresh)
+    return fresh or current or ""
+
+
+def _configured(settings: CoordinatorSettings) -> dict[str, int]:
+    """Settings of the program that are the defaults of live ones."""
+    return {name: getattr(settings, name) for name in knobs.KNOBS if hasattr(settings, name)}

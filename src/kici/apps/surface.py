@@ -1,0 +1,287 @@
+"""What the HTTP API stands on, answered by the services of one coordinator."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kici.apps.assembly import Coordinator
+from kici.domain.access import Actor
+from kici.domain.document import SubmitRun
+from kici.domain.errors import NotFound, StoreDown
+from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName
+from kici.domain.instance import Instance
+from kici.domain.job import STARTED, Job, JobStatus, Run
+from kici.domain.spawn import SpawnState
+from kici.domain.verdict import Verdict
+from kici.observe.events import Event, emit
+from kici.ports.store import JobFilter, Submitted
+from kici.services.registry import ConnectedAgent
+from kici.services.scaler_runtime import ScalerRuntime
+from kici.services.spawn_book import TrackedSpawn
+from kici.web.surface import (
+    AgentRow,
+    Check,
+    CheckStatus,
+    DrainState,
+    Explanation,
+    Finding,
+    ReloadOutcome,
+    ScalerRow,
+    Surface,
+)
+
+SPAWNS_LISTED_MAX: Final = 100_000
+ERROR_SHOWN: Final = 120
+_WAITING: Final = frozenset({JobStatus.QUEUED, JobStatus.DISPATCHED, JobStatus.PENDING})
+
+
+def surface_of(coordinator: Coordinator, *, version: str, stop: Callable[[bool], None]) -> Surface:
+    """`stop(keep agents)` begins the shutdown of the program."""
+    return Surface(
+        jobs=_Jobs(coordinator),
+        logs=coordinator.logs,
+        agents=_Agents(coordinator),
+        scalers=_Scalers(coordinator),
+        queue=_Queue(coordinator),
+        coordinator=_Control(coordinator, stop),
+        tokens=coordinator.tokens,
+        settings=coordinator.settings,
+        secrets=coordinator.secrets,
+        access_log=coordinator.access_log,
+        metrics=coordinator.render_metrics,
+        clock=coordinator.given.clock,
+        entropy=coordinator.given.entropy,
+        version=version,
+        instance_id=coordinator.instance_id,
+    )
+
+
+class _Jobs:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._jobs = coordinator.jobs
+
+    async def submit(self, request: SubmitRun, actor: Actor, idempotency_key: str | None) -> Submitted:
+        await self._coordinator.settings.view(request.org)  # so that its own values are known below
+        submitted = await self._jobs.submit(request, actor, idempotency_key)
+        self._coordinator.metrics.jobs_submitted.inc(len(submitted.jobs))
+        return submitted
+
+    async def job(self, job_id: JobId) -> Job | None:
+        return await self._jobs.job(job_id)
+
+    async def run(self, run_id: RunId) -> Run | None:
+        return await self._jobs.run(run_id)
+
+    async def jobs(self, which: JobFilter) -> list[Job]:
+        return await self._jobs.jobs(which)
+
+    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
+        return await self._jobs.runs(before=before, limit=limit)
+
+    async def cancel_job(self, job_id: JobId, *, force: bool, reason: str) -> Job:
+        return await self._jobs.cancel_job(job_id, force=force, reason=reason)
+
+    async def cancel_run(self, run_id: RunId, *, force: bool, reason: str) -> Run:
+        return await self._jobs.cancel_run(run_id, force=force, reason=reason)
+
+    async def explain(self, job_id: JobId) -> Explanation:
+        job = await self._jobs.job(job_id)
+        if job is None:
+            raise NotFound(f"no job {job_id}")
+        verdicts = await self._coordinator.explain.verdicts(job)
+        me = self._coordinator.instance_id
+        return Explanation(job=job, findings=tuple(Finding(instance_id=me, verdict=verdict) for verdict in verdicts))
+
+    async def verdicts(self, jobs: Sequence[Job]) -> Mapping[JobId, Verdict]:
+        found: dict[JobId, Verdict] = {}
+        for job in jobs:
+            verdicts = await self._coordinator.explain.verdicts(job) if job.status in _WAITING else []
+            if verdicts:
+                found[job.id] = verdicts[0]
+        return found
+
+    async def wait(self, job_id: JobId, seconds: float, *, unlike: JobStatus) -> Job | None:
+        return await self._jobs.wait(job_id, seconds, unlike=unlike)
+
+
+class _Agents:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def agents(self) -> list[AgentRow]:
+        connected = [self._connected(agent) for agent in self._coordinator.registry]
+        known = {row.agent_id for row in connected}
+        made = [self._made(tracked) for tracked in self._coordinator.spawns if tracked.agent_id not in known]
+        return sorted([*connected, *made], key=lambda row: row.agent_id)
+
+    async def agent(self, agent_id: AgentId) -> AgentRow | None:
+        agent = self._coordinator.registry.get(agent_id)
+        if agent is not None:
+            return self._connected(agent)
+        tracked = self._coordinator.spawns.get(agent_id)
+        return None if tracked is None else self._made(tracked)
+
+    async def drain(self, agent_id: AgentId) -> AgentRow:
+        agent = self._coordinator.registry.get(agent_id)
+        if agent is None or not self._coordinator.sessions.drain_agent(agent_id):
+            raise NotFound(f"no agent {agent_id} is connected")
+        return self._connected(agent)
+
+    def _connected(self, agent: ConnectedAgent) -> AgentRow:
+        state = "draining" if agent.draining else "busy" if agent.jobs else "idle"
+        return AgentRow(
+            agent_id=agent.agent_id,
+            state=state,
+            instance_id=self._coordinator.instance_id,
+            labels=agent.labels,
+            gate=agent.shape.gate,
+            scaler=agent.scaler,
+            backend_type=agent.spawn.backend_type if agent.spawn else None,
+            warm=agent.spawn is not None and agent.spawn.bound_job_id is None,
+            job_ids=tuple(agent.jobs),
+            since=agent.registered_at,
+            facts=agent.facts,
+        )
+
+    def _made(self, tracked: TrackedSpawn) -> AgentRow:
+        spawn = tracked.spawn
+        is_ending = tracked.is_ending or spawn.state is SpawnState.ENDING
+        return AgentRow(
+            agent_id=spawn.agent_id,
+            state="ending" if is_ending else "booting" if spawn.state is SpawnState.BOOTING else "away",
+            instance_id=self._coordinator.instance_id,
+            labels=frozenset(spawn.labels),
+            gate=spawn.gate,
+            scaler=spawn.scaler,
+            backend_type=spawn.backend_type,
+            warm=spawn.bound_job_id is None,
+            job_ids=() if spawn.bound_job_id is None else (spawn.bound_job_id,),
+            since=spawn.spawned_at,
+        )
+
+
+class _Scalers:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def status(self) -> list[ScalerRow]:
+        return [self._row(runtime) for runtime in self._coordinator.manager.fleet.runtimes.values()]
+
+    async def diagnose(self, scaler: str | None) -> list[Check]:
+        runtimes = self._coordinator.manager.fleet.runtimes
+        if scaler is not None and ScalerName(scaler) not in runtimes:
+            raise NotFound(f"no scaler {scaler}; there are: {', '.join(runtimes) or 'none'}")
+        rows = [self._check(runtime) for name, runtime in runtimes.items() if scaler in (None, name)]
+        return rows or [Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")]
+
+    async def reload(self) -> list[ReloadOutcome]:
+        return [
+            ReloadOutcome(
+                instance_id=self._coordinator.instance_id,
+                outcome="rejected",
+                problems=("this version reads its scalers only at the start: restart it with `stop --keep-agents`",),
+            )
+        ]
+
+    def _row(self, runtime: ScalerRuntime) -> ScalerRow:
+        coordinator = self._coordinator
+        deferred = coordinator.failures.refusal(runtime.name, coordinator.given.clock.now())
+        recent = coordinator.failures.recent(runtime.name, coordinator.given.clock.now())
+        used = coordinator.book.of(runtime.name)
+        state = "draining" if coordinator.drain.closed else "backoff" if deferred else "ready"
+        return ScalerRow(
+            name=runtime.name,
+            type=runtime.backend.type,
+            instance_id=coordinator.instance_id,
+            state=state,
+            label_sets=tuple(
+                entry.label_set for entry in coordinator.manager.fleet.router.entries if entry.scaler == runtime.name
+            ),
+            max_agents=runtime.caps.agents_max,
+            active=runtime.backend.active_count(),
+            booting=sum(tracked.is_booting and tracked.runtime is runtime for tracked in coordinator.spawns),
+            cpus_used=used.cpu_micros / 1_000_000,
+            memory_bytes_used=used.memory_bytes,
+            backoff_until=None if deferred is None else deferred.until,
+            last_error=None if recent.last is None else recent.last.detail,
+        )
+
+    def _check(self, runtime: ScalerRuntime) -> Check:
+        recent = self._coordinator.failures.recent(runtime.name, self._coordinator.given.clock.now())
+        name = f"scaler:{runtime.name}"
+        if recent.last is None:
+            active = runtime.backend.active_count()
+            return Check(
+                name=name,
+                status=CheckStatus.PASS,
+                message=f"{active} of {runtime.caps.agents_max} agents, no failure in 5 minutes",
+            )
+        error = recent.last.detail
+        shown = error if len(error) <= ERROR_SHOWN else f"{error[: ERROR_SHOWN - 1]}…"
+        return Check(
+            name=name,
+            status=CheckStatus.FAIL if recent.bound else CheckStatus.WARN,
+            message=f"{recent.bound} spawns for jobs and {recent.unbound} others failed in 5 minutes: {shown}",
+        )
+
+
+class _Queue:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._jobs = coordinator.jobs
+        self._store = coordinator.given.store
+
+    async def queue(self, limit: int) -> list[Job]:
+        return await self._jobs.queue(limit)
+
+    async def depth(self) -> int:
+        return await self._store.queued_count()
+
+    async def show(self, job_id: JobId) -> Job:
+        job = await self._store.job(job_id)
+        if job is None or job.status not in _WAITING:
+            raise NotFound(f"no job {job_id} waits" if job is None else f"job {job_id} does not wait: {job.status}")
+        return job
+
+    async def clear(self, *, reason: str) -> int:
+        return await self._jobs.clear_queue(reason=reason)
+
+
+class _Control:
+    def __init__(self, coordinator: Coordinator, stop: Callable[[bool], None]) -> None:
+        self._coordinator = coordinator
+        self._stop = stop
+
+    async def drain_state(self) -> DrainState:
+        counts = await self._coordinator.given.store.counts_by_status()
+        return DrainState(
+            draining=self._coordinator.drain.draining,
+            jobs_running=sum(counts.get(status, 0) for status in STARTED | {JobStatus.DISPATCHED}),
+        )
+
+    async def set_draining(self, draining: bool) -> DrainState:  # noqa: FBT001 - the port's signature
+        coordinator = self._coordinator
+        coordinator.drain.draining = draining
+        coordinator.heartbeat.nudge()
+        emit(Event.DRAIN_CHANGED, instance_id=coordinator.instance_id, draining=draining)
+        if not draining:
+            for agent in coordinator.registry:
+                await coordinator.dispatcher.drain(agent)
+            coordinator.pending.capacity_freed()
+        return await self.drain_state()
+
+    def stop(self, *, keep_agents: bool) -> None:
+        self._stop(keep_agents)
+
+    async def instances(self) -> list[Instance]:
+        return await self._coordinator.given.store.instances(limit=1000)
+
+    async def not_ready(self) -> str | None:
+        if not self._coordinator.is_recovered:
+            return "still recovering what the last process left"
+        if self._coordinator.drain.stopping:
+            return "stopping"
+        try:
+            await self._coordinator.given.store.ping()
+        except StoreDown as error:
+            return str(error)
+        return None
