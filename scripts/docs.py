@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
+from kici.config.reference import configuration_page
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
 from kici.domain.moves import Moves
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
@@ -120,6 +121,7 @@ def statements() -> str:
 # --- all pages
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "configuration.md": configuration_page,
     "state-machines.md": state_machines,
     "statements.md": statements,
 }

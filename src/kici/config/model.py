@@ -80,6 +80,7 @@ def _without_all(roles: tuple[RoleName, ...]) -> tuple[RoleName, ...] | None:
     return None if RoleName.ALL in roles else tuple(dict.fromkeys(roles))
 
 
+MEMORY_PATTERN: Final = r"^\s*[0-9]+(\.[0-9]+)?\s*[kKmMgG][iI]?\s*$"
 MIB: Final = 1024 * 1024
 _BRIDGE_CIDR: Final = IPv4Network("10.0.0.0/24")
 _CONTAINER: Final = For(("container",))
@@ -93,7 +94,7 @@ Count = Annotated[int, Whole(minimum=1)]
 Words = Annotated[str, Text("text", grammar.text)]
 FilePath = Annotated[str, Text("a path", grammar.text)]
 Label = Annotated[str, Text("a label", grammar.label, pattern="^(?!\\s*[kK][iI][cC][iI]:)[^,]*$")]
-Memory = Annotated[int, Text(f"memory: {MEMORY_GRAMMAR}", grammar.memory_bytes, blank=1)]
+Memory = Annotated[int, Text(f"memory: {MEMORY_GRAMMAR}", grammar.memory_bytes, pattern=MEMORY_PATTERN, blank=1)]
 Address = Annotated[IPv4Address, Text("an IPv4 address", grammar.address)]
 Network = Annotated[IPv4Network, Text("an IPv4 network such as 10.0.0.0/24", grammar.network)]
 HostAccessEntry = Annotated[
@@ -244,14 +245,18 @@ class ScalerEntry:
     """Agents being started at one time; keeps a burst of jobs from burying the host."""
     label_sets: Annotated[tuple[LabelSet, ...], Items(minimum=1)]
     """The kinds of agents it makes; at least one."""
-    host: Annotated[Annotated[str, Text("the URL of a container engine", grammar.engine_url)] | None, _CONTAINER] = None
+    host: Annotated[
+        Annotated[str, Text("the URL of a container engine", grammar.engine_url, pattern="^(tcp|https?)://")] | None,
+        _CONTAINER,
+    ] = None
     """A remote engine, such as `tcp://192.168.1.10:2376`.  None: a local one."""
     socket_path: Annotated[FilePath | None, _CONTAINER] = None
     """Socket of the local engine.  None: the usual places are tried."""
     runtime: Annotated[Runtime, _CONTAINER] = Runtime.AUTO
     """Whose sockets are tried."""
     orchestrator_url: (
-        Annotated[str, Text("a WebSocket URL such as ws://10.0.0.1:4000/ws", grammar.websocket_url)] | None
+        Annotated[str, Text("a WebSocket URL such as ws://10.0.0.1:4000/ws", grammar.websocket_url, pattern="^wss?://")]
+        | None
     ) = None
     """Where agents connect to.  None: the orchestrator's own setting."""
     extra_hosts: Annotated[
@@ -334,7 +339,10 @@ class ScalersConfig:
     firecracker: FirecrackerNetwork = FirecrackerNetwork()
     """The bridge of this host's microVMs."""
     scalers: tuple[ScalerEntry, ...] = ()
-    """The scalers, in the order of the file, then of the files of the directory.  An empty list scales nothing."""
+    """The scalers, in the order of the file, then of the files of the directory.
+
+    The key may be left out where a directory supplies some.  An empty list scales nothing.
+    """
 
     def scaler(self, name: str) -> ScalerEntry | None:
         return next((entry for entry in self.scalers if entry.name == name), None)

@@ -38,7 +38,6 @@ _ELECTION: Final = "a lease in the database elects the leader"
 _REROUTE: Final = "jobs are not rerouted, every coordinator takes its own from the shared queue"
 _LOG_FILES: Final = "logs go to the standard error output; the service manager keeps them"
 _NO_PLATFORM: Final = "there is no platform service to connect to"
-_ELSEWHERE: Final = "it is a live setting: kici-admin settings"
 _NOT_HERE: Final = "there is nothing here that it would set"
 
 UNUSED_NAMES: Final[dict[str, str]] = {
@@ -59,8 +58,8 @@ UNUSED_NAMES: Final[dict[str, str]] = {
         _NO_PLATFORM: ("PLATFORM_URL", "PLATFORM_TOKEN", "WEBHOOK_PUBLIC_URL", "WORKER_CONCURRENCY"),
         _LOG_FILES: ("LOG_DIR", "LOG_RETENTION_DAYS", "LOG_MAX_SIZE"),
         "flags, this environment and scalers.yaml configure everything": ("CONFIG", "SERVER_PORT", "BASE_PATH"),
-        _ELSEWHERE: ("MAX_FANOUT_HOSTS", "SEALED_SECRETS_RETRY_BACKOFF_MS"),
         _NOT_HERE: (
+            *("MAX_FANOUT_HOSTS", "SEALED_SECRETS_RETRY_BACKOFF_MS"),
             *("ROSTER_GRACE_MS", "ROSTER_TTL_MS", "HOST_REBOOT_DEADLINE_MS", "ORCHESTRATOR_HOST_AGENT_ID"),
             *("STALE_DETECTOR_SCAN_INTERVAL_MS", "STALE_DETECTOR_THRESHOLD_MULTIPLIER", "AGENT_BINARY_SOURCE"),
         ),

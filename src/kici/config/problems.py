@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -57,14 +56,9 @@ def path_text(path: Path) -> str:
     return "".join(parts)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant, if one is near enough."""
-    by_folded = {candidate.lower(): candidate for candidate in known}
-    matches = get_close_matches(name.lower()[:100], by_folded, n=1, cutoff=0.7)
-    return by_folded[matches[0]] if matches else None
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint, or an empty text."""
-    match = nearest(name, known)
+    """A hint that names the known name that was probably meant; empty where none is near."""
+    from kici.domain.strict import nearest  # only a mistake needs it, and the environment is read at every start
+
+    match = nearest(name[:100], known)
     return f"did you mean {match}?" if match else ""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias, Union, get_args, get_origin
 from kici.config import grammar
 from kici.config.kinds import Choice, Exactly, Flag, For, Items, Key, Kind, Number, Stated, Text, Whole
 from kici.config.model import (
+    MEMORY_PATTERN,
     BackendType,
     Defaults,
     FirecrackerNetwork,
@@ -186,7 +187,7 @@ _ASK: Final = _plain_table(
     Ask,
     required=False,
     cpus=Number(above=0, maximum=256, unit="cpus"),
-    memory=Text(f"memory: {MEMORY_GRAMMAR}", grammar.memory_text),
+    memory=Text(f"memory: {MEMORY_GRAMMAR}", grammar.memory_text, pattern=MEMORY_PATTERN),
 )
 _BY_TYPE: Final[dict[Any, Shape]] = {
     bool: Flag(),
