@@ -165,7 +165,7 @@ def _decoded(response: http.client.HTTPResponse, body: bytes) -> Json:
         answer = {"detail": body[:200].decode(errors="replace")}
     if response.status < 400:
         return answer if isinstance(answer, dict) else {"items": answer}
-    raise Refused(_problem_text(answer, response), status=response.status)
+    raise Refused(_problem_text(answer, response), status=response.status, answer=answer)
 
 
 def _problem_text(answer: Json, response: http.client.HTTPResponse) -> str:

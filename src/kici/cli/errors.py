@@ -1,5 +1,7 @@
 """How commands fail: one sentence on the error output that says what to do next, and an exit code."""
 
+from typing import Any
+
 import click
 
 
@@ -14,9 +16,11 @@ class NoCoordinator(CliError):
 class Refused(CliError):
     """The coordinator answered with a problem."""
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, answer: dict[str, Any]) -> None:
         super().__init__(message)
         self.status = status
+        self.answer = answer
+        """The body, decoded."""
 
 
 class NeverRan(CliError):
