@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-_MEMORY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg])i?\s*\Z", re.IGNORECASE)
+_MEMORY: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([kmg])i?\s*\Z", re.IGNORECASE | re.ASCII)
 _UNIT: Final = {"k": 1024, "m": 1024**2, "g": 1024**3}
 
 MEMORY_GRAMMAR: Final = 'a number and a unit k, m or g (binary), such as "512m", "2g" or "512Mi"'
