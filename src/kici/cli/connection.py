@@ -14,14 +14,13 @@ from urllib.parse import urlsplit
 
 import click
 
+from kici.adapters.data_dir import ENDPOINT, OWNER_TOKEN, default_data_dir
 from kici.cli.client import Client
 from kici.cli.errors import CliError, NoCoordinator
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ENDPOINT_FILE: Final = "endpoint"
-TOKEN_FILE: Final = "owner-token"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -49,22 +48,19 @@ def _text(value: object) -> str | None:
 
 
 def data_dir(given: str | None, environ: Mapping[str, str]) -> Path:
-    named = given or environ.get("KICI_DATA_DIR")
-    if named:
-        return Path(named).expanduser()
-    state = environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "kici"
+    """The one that is named, else `KICI_DATA_DIR`, else by the XDG rules."""
+    return Path(given).expanduser() if given else default_data_dir(environ, Path.home())
 
 
 def connect(url: str | None, data_directory: str | None) -> Client:
     """A client for the options of a command.  Raises `NoCoordinator` when there is none to be found."""
     environ = environment()
     folder = data_dir(data_directory, environ)
-    endpoint = _line(folder / ENDPOINT_FILE)
+    endpoint = _line(folder / ENDPOINT)
     address = url or environ.get("KICI_URL") or environ.get("KICI_ADMIN_URL") or endpoint
     if not address:
         raise NoCoordinator(
-            f"no coordinator is known here: {folder / ENDPOINT_FILE} does not exist.\n"
+            f"no coordinator is known here: {folder / ENDPOINT} does not exist.\n"
             "Start one with `kici up`, or name another with --url or KICI_URL."
         )
     is_named = bool(data_directory or environ.get("KICI_DATA_DIR"))
@@ -75,7 +71,7 @@ def _token(environ: Mapping[str, str], folder: Path, *, is_trusted: bool) -> str
     token = environ.get("KICI_TOKEN") or environ.get("KICI_ADMIN_TOKEN")
     if token:
         return token.strip()
-    return _line(folder / TOKEN_FILE) if is_trusted else None
+    return _line(folder / OWNER_TOKEN) if is_trusted else None
 
 
 def _is_here(address: str, endpoint: str | None) -> bool:
