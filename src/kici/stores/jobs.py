@@ -39,7 +39,7 @@ class JobMoves(Part):
                 "name": run.name,
                 "org": run.org,
                 "submitted_by": run.submitted_by,
-                "jobs": to_json([_document(run, job) for job in jobs]),
+                "jobs": to_json([_document(run, job, place) for place, job in enumerate(jobs)]),
                 "key": idempotency_key,
                 "instance_id": None if claim is None else claim.instance_id,
                 "ack_ms": None if claim is None else claim.ack_ms,
@@ -244,7 +244,7 @@ def check_submission(run: NewRun, jobs: Sequence[NewJob], claim: Claim | None) -
             raise Bug(f"job {job.id} cannot be claimed by {job.claimed_by}: it waits for others, or nobody claims")
 
 
-def _document(run: NewRun, job: NewJob) -> Mapping[str, object]:
+def _document(run: NewRun, job: NewJob, place: int) -> Mapping[str, object]:
     demand = canonical_demand(job.demand)
     key = class_key(demand)
     if job.claimed_by is not None:
@@ -252,6 +252,7 @@ def _document(run: NewRun, job: NewJob) -> Mapping[str, object]:
     else:
         status = JobStatus.PENDING if job.needs else JobStatus.QUEUED
     return {
+        "place": place,
         "id": job.id,
         "name": job.name,
         "org": run.org,

@@ -1,5 +1,5 @@
 -- Runs, jobs and the queue.
--- No foreign keys: rows that belong together are written and deleted in one unit (see docs of the store port).
+-- No foreign keys: rows that belong together are written and deleted in one unit.
 
 CREATE TABLE demand_classes (
     id INTEGER PRIMARY KEY,

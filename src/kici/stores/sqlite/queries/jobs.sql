@@ -36,7 +36,7 @@ SELECT
     json_extract(value, '$.spec')
 FROM json_each(:jobs)
 WHERE true
-ORDER BY key
+ORDER BY json_extract(value, '$.place')
 RETURNING 'job' AS move, *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 INSERT INTO job_needs (need_id, job_id)
 SELECT need.value, json_extract(job.value, '$.id')

@@ -7,13 +7,13 @@ ON CONFLICT (job_id, stream, byte_offset) DO NOTHING;
 
 -- name: log_ends
 -- End of each stream of a job.
-SELECT stream, byte_offset + length(data) AS ends
-FROM log_chunks AS chunk
-WHERE job_id = :job_id
-    AND byte_offset = (
-        SELECT max(later.byte_offset) FROM log_chunks AS later
-        WHERE later.job_id = :job_id AND later.stream = chunk.stream
-    );
+SELECT log_chunks.stream, log_chunks.byte_offset + length(log_chunks.data) AS ends
+FROM json_each('[1, 2, 3]') AS each_stream JOIN log_chunks ON log_chunks.position = (
+    SELECT last.position FROM log_chunks AS last
+    WHERE last.job_id = :job_id AND last.stream = each_stream.value
+    ORDER BY last.byte_offset DESC
+    LIMIT 1
+);
 
 -- name: read_log
 -- Chunks of a job after a position: the first, and those that still fit.

@@ -1,0 +1,11 @@
+-- name: record_access
+-- Who did what.
+INSERT INTO access_log (at, actor, action, target, outcome, detail)
+VALUES (:at, :actor, :action, :target, :outcome, :detail);
+
+-- name: access_log
+-- Page of the access log, newest first.
+SELECT * FROM access_log
+WHERE at < COALESCE(:before, 9223372036854775807)
+ORDER BY at DESC, id DESC
+LIMIT :limit;

@@ -1,0 +1,511 @@
+-- Each query is one statement.  Locks are taken in one order: a run before its jobs; a sweep takes runs in the order of
+-- their ids.  Counters on run and job rows make the end of a job one statement: an UPDATE that had to wait for a row
+-- goes on with the row as it is then, while everything else is read as of the start of the statement.
+-- Results of changing parts are used by joins only, never by sub-selects: those would be run again after such a wait.
+-- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
+
+-- name: submit_run
+-- Insert a run, its demand classes, jobs and needs, unless the idempotency key was seen.
+WITH keyed AS (
+    INSERT INTO idempotency_keys (key, run_id)
+    SELECT :key::TEXT, :run_id::TEXT
+    WHERE :key::TEXT IS NOT NULL
+    ON CONFLICT (key) DO NOTHING
+    RETURNING run_id
+),
+fresh AS (
+    SELECT :run_id::TEXT AS run_id WHERE :key::TEXT IS NULL
+    UNION ALL
+    SELECT run_id FROM keyed
+),
+document AS MATERIALIZED (
+    SELECT document.*
+    FROM fresh
+    CROSS JOIN json_to_recordset(:jobs::JSON) AS document (
+        place INTEGER, id TEXT, name TEXT, org TEXT, status TEXT, class_id BIGINT, class_key TEXT, demand TEXT,
+        needs JSON, expires_at BIGINT, agent_id TEXT, spec TEXT
+    )
+),
+made_run AS (
+    INSERT INTO runs (id, name, org, status, submitted_by, created_at, jobs_live)
+    SELECT
+        fresh.run_id, :name, :org, 'running', :submitted_by, COALESCE(:now, now_ms()), json_array_length(:jobs::JSON)
+    FROM fresh
+),
+made_classes AS (
+    INSERT INTO demand_classes (id, key, demand)
+    SELECT DISTINCT ON (class_id) class_id, class_key, demand FROM document ORDER BY class_id
+    ON CONFLICT (id) DO NOTHING
+),
+made_needs AS (
+    INSERT INTO job_needs (need_id, job_id)
+    SELECT need.value, document.id FROM document CROSS JOIN json_array_elements_text(document.needs) AS need (value)
+),
+made AS (
+    INSERT INTO jobs (
+        id, run_id, name, org, status, class_id, needs_left, created_at, queued_at, expires_at,
+        agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec
+    )
+    SELECT
+        id,
+        :run_id,
+        name,
+        org,
+        status,
+        class_id,
+        json_array_length(needs),
+        COALESCE(:now, now_ms()),
+        CASE WHEN status <> 'pending' THEN COALESCE(:now, now_ms()) END,
+        expires_at,
+        agent_id,
+        CASE WHEN status = 'dispatched' THEN :instance_id::TEXT END,
+        CASE WHEN status = 'dispatched' THEN COALESCE(:now, now_ms()) END,
+        CASE WHEN status = 'dispatched' THEN COALESCE(:now, now_ms()) + :ack_ms::BIGINT END,
+        CASE WHEN status = 'dispatched' THEN :scaler::TEXT END,
+        needs::TEXT,
+        spec
+    FROM document
+    ORDER BY place
+    RETURNING *
+)
+SELECT 'job' AS move, made.*, document.demand FROM made JOIN document ON document.id = made.id;
+
+-- name: job
+-- One job.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand FROM jobs WHERE id = :job_id;
+
+-- name: jobs_of_run
+-- Page of one run's jobs, newest first.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE run_id = :run_id
+    AND (:status::TEXT IS NULL OR status = :status)
+    AND (:org::TEXT IS NULL OR org = :org)
+    AND (:before_seq::BIGINT IS NULL OR seq < :before_seq)
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: jobs_by_status
+-- Page of the jobs with one status, newest first.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE status = :status
+    AND (:org::TEXT IS NULL OR org = :org)
+    AND seq < COALESCE(:before_seq, 9223372036854775807)
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: jobs_listed
+-- Page of all jobs, newest first.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE (:org::TEXT IS NULL OR org = :org) AND seq < COALESCE(:before_seq, 9223372036854775807)
+ORDER BY seq DESC
+LIMIT :limit;
+
+-- name: waiting_classes
+-- Classes with queued jobs by their oldest, found by hopping from class to class in the queue's index.
+WITH RECURSIVE head AS (
+    (SELECT class_id, seq FROM jobs WHERE status = 'queued' ORDER BY class_id, seq LIMIT 1)
+    UNION ALL
+    SELECT next.class_id, next.seq
+    FROM head CROSS JOIN LATERAL (
+        SELECT jobs.class_id, jobs.seq FROM jobs
+        WHERE jobs.status = 'queued' AND jobs.class_id > head.class_id
+        ORDER BY jobs.class_id, jobs.seq
+        LIMIT 1
+    ) AS next
+),
+oldest AS MATERIALIZED (
+    SELECT seq FROM head ORDER BY seq LIMIT :limit
+)
+SELECT jobs.class_id, jobs.seq, jobs.id, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand
+FROM oldest JOIN jobs ON jobs.seq = oldest.seq
+ORDER BY jobs.seq;
+
+-- name: queued_of_class
+-- Oldest queued, unexpired jobs of a class; on demand only those that no live spawn is bound to.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE class_id = :class_id
+    AND status = 'queued'
+    AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
+    AND NOT (
+        :unserved::BOOLEAN
+        AND EXISTS (
+            SELECT 1 FROM scaler_spawning_agents AS spawn
+            WHERE spawn.bound_job_id = jobs.id AND spawn.state IN ('booting', 'registered')
+        )
+    )
+ORDER BY seq
+LIMIT :limit;
+
+-- name: queued_count
+-- How many jobs wait for an agent.
+SELECT count(*) AS jobs FROM jobs WHERE status = 'queued';
+
+-- name: counts_by_status
+-- How many jobs have each status.
+SELECT status, count(*) AS jobs FROM jobs GROUP BY status;
+
+-- name: claim_oldest
+-- Claim the oldest claimable job of the given classes: looks at the head of each, then locks one job of the best one.
+WITH head AS MATERIALIZED (
+    SELECT class.id, oldest.seq
+    FROM (SELECT value::BIGINT AS id FROM json_array_elements_text(:class_ids::JSON)) AS class
+    CROSS JOIN LATERAL (
+        SELECT jobs.seq FROM jobs
+        WHERE jobs.class_id = class.id
+            AND jobs.status = 'queued'
+            AND (jobs.expires_at IS NULL OR jobs.expires_at > COALESCE(:now, now_ms()))
+        ORDER BY jobs.seq
+        LIMIT 1
+    ) AS oldest
+    ORDER BY oldest.seq
+),
+picked AS MATERIALIZED (
+    SELECT free.seq
+    FROM head CROSS JOIN LATERAL (
+        SELECT jobs.seq FROM jobs
+        WHERE jobs.class_id = head.id
+            AND jobs.status = 'queued'
+            AND (jobs.expires_at IS NULL OR jobs.expires_at > COALESCE(:now, now_ms()))
+        ORDER BY jobs.seq
+        LIMIT 1
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS free
+    LIMIT 1
+)
+UPDATE jobs SET
+    status = 'dispatched',
+    agent_id = :agent_id,
+    owner_instance_id = :instance_id,
+    dispatched_at = COALESCE(:now, now_ms()),
+    ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
+    scaler = :scaler,
+    last_provisioning_error = NULL,
+    unroutable_since = NULL
+FROM picked
+WHERE jobs.seq = picked.seq AND jobs.status = 'queued'
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: claim_job
+-- Claim one job.
+UPDATE jobs SET
+    status = 'dispatched',
+    agent_id = :agent_id,
+    owner_instance_id = :instance_id,
+    dispatched_at = COALESCE(:now, now_ms()),
+    ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
+    scaler = :scaler,
+    last_provisioning_error = NULL,
+    unroutable_since = NULL
+WHERE id = :job_id AND status = 'queued' AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: claim_bound
+-- Claim the job that an agent's spawn was made for.
+UPDATE jobs SET
+    status = 'dispatched',
+    agent_id = :agent_id,
+    owner_instance_id = :instance_id,
+    dispatched_at = COALESCE(:now, now_ms()),
+    ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
+    scaler = :scaler,
+    last_provisioning_error = NULL,
+    unroutable_since = NULL
+WHERE id = (SELECT bound_job_id FROM scaler_spawning_agents WHERE agent_id = :agent_id AND state = 'registered')
+    AND status = 'queued'
+    AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: start_job
+-- Its agent acknowledged the job; also answers an acknowledgement that was recorded before.
+UPDATE jobs SET
+    status = 'running',
+    started_at = COALESCE(started_at, :now, now_ms()),
+    ack_deadline = NULL,
+    reason = NULL
+WHERE id = :job_id AND agent_id = :agent_id AND status IN ('dispatched', 'running')
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: requeue_job
+-- Return an offered job to its place in the queue, while attempts are left.
+UPDATE jobs SET
+    status = 'queued',
+    attempts = attempts + :attempts_add::INTEGER,
+    reason = :reason,
+    agent_id = NULL,
+    owner_instance_id = NULL,
+    dispatched_at = NULL,
+    ack_deadline = NULL,
+    scaler = NULL
+WHERE id = :job_id
+    AND agent_id = :agent_id
+    AND status = 'dispatched'
+    AND attempts + :attempts_add::INTEGER < :attempts_max::INTEGER
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: finish_job
+-- End a job, skip or release what needs it, and end its run when nothing is left.
+WITH RECURSIVE locked AS MATERIALIZED (
+    SELECT runs.id FROM jobs JOIN runs ON runs.id = jobs.run_id
+    WHERE jobs.id = :job_id
+    FOR NO KEY UPDATE OF runs
+),
+ended AS (
+    UPDATE jobs SET
+        status = :status,
+        finished_at = COALESCE(:now, now_ms()),
+        exit_code = :exit_code,
+        signal = :signal,
+        reason = COALESCE(:reason, reason),
+        attempts = attempts + :attempts_add::INTEGER,
+        cancel_requested_at = CASE
+            WHEN :status = 'cancelled' THEN COALESCE(cancel_requested_at, :now, now_ms()) ELSE cancel_requested_at
+        END,
+        ack_deadline = NULL,
+        recovery_deadline = NULL,
+        unroutable_since = NULL
+    FROM locked
+    WHERE jobs.id = :job_id
+        AND jobs.run_id = locked.id
+        AND jobs.status IN (SELECT value FROM json_array_elements_text(:from_statuses::JSON))
+        AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
+        AND (
+            :grace_ms::BIGINT IS NULL
+            OR (jobs.unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND jobs.last_provisioning_error IS NULL)
+        )
+    RETURNING jobs.*
+),
+doomed AS (
+    SELECT job_needs.job_id FROM ended JOIN job_needs ON job_needs.need_id = ended.id WHERE ended.status <> 'success'
+    UNION
+    SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
+),
+skipped AS (
+    UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :skip_reason
+    FROM doomed
+    WHERE jobs.id = doomed.job_id AND jobs.status = 'pending'
+    RETURNING jobs.*
+),
+closed AS (
+    UPDATE runs SET
+        jobs_live = jobs_live - moved.jobs,
+        jobs_cancelled = jobs_cancelled + (moved.status = 'cancelled')::INTEGER,
+        jobs_failed = jobs_failed + (moved.status NOT IN ('success', 'cancelled'))::INTEGER,
+        finished_at = CASE WHEN jobs_live = moved.jobs THEN COALESCE(:now, now_ms()) END,
+        status = CASE
+            WHEN jobs_live > moved.jobs THEN runs.status
+            WHEN moved.status = 'success' AND jobs_cancelled + jobs_failed = 0 THEN 'success'
+            WHEN runs.status = 'cancelling' AND (moved.status = 'cancelled' OR jobs_cancelled > 0) THEN 'cancelled'
+            ELSE 'failed'
+        END
+    FROM (
+        SELECT ended.run_id, ended.status, 1 + count(skipped.seq) AS jobs
+        FROM ended LEFT JOIN skipped ON true
+        GROUP BY ended.run_id, ended.status
+    ) AS moved
+    WHERE runs.id = moved.run_id
+    RETURNING runs.jobs_live = 0 AS run_over
+),
+released AS (
+    UPDATE jobs SET
+        needs_left = jobs.needs_left - 1,
+        status = CASE WHEN jobs.needs_left = 1 THEN 'queued' ELSE jobs.status END,
+        queued_at = CASE WHEN jobs.needs_left = 1 THEN COALESCE(:now, now_ms()) END
+    FROM ended JOIN job_needs ON job_needs.need_id = ended.id
+    WHERE ended.status = 'success' AND jobs.id = job_needs.job_id AND jobs.status = 'pending'
+    RETURNING jobs.*
+)
+SELECT
+    moved.*, closed.run_over, (SELECT demand FROM demand_classes WHERE demand_classes.id = moved.class_id) AS demand
+FROM (
+    SELECT 'ended' AS move, ended.* FROM ended
+    UNION ALL
+    SELECT 'skipped' AS move, skipped.* FROM skipped
+    UNION ALL
+    SELECT CASE WHEN released.status = 'queued' THEN 'released' ELSE 'waits' END AS move, released.* FROM released
+) AS moved
+CROSS JOIN closed;
+
+-- name: recover_job
+-- The agent of a started job is gone: it may return until the deadline.
+UPDATE jobs SET
+    status = CASE WHEN status = 'running' THEN 'recovering' ELSE status END,
+    recovery_deadline = :deadline
+WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'cancelling')
+RETURNING id;
+
+-- name: resume_job
+-- The agent of a started job is back, at this instance.
+UPDATE jobs SET
+    status = CASE WHEN status = 'recovering' THEN 'running' ELSE status END,
+    owner_instance_id = :instance_id,
+    recovery_deadline = NULL
+WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'recovering', 'cancelling')
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: cancel_run
+-- End the waiting and offered jobs of a run, mark the started ones, and end the run when nothing is left.
+WITH locked AS MATERIALIZED (
+    SELECT id FROM runs WHERE id = :run_id AND status IN ('running', 'cancelling') FOR NO KEY UPDATE
+),
+moved AS (
+    UPDATE jobs SET
+        status = CASE WHEN status IN ('running', 'recovering') THEN 'cancelling' ELSE 'cancelled' END,
+        finished_at = CASE WHEN status IN ('running', 'recovering') THEN NULL ELSE COALESCE(:now, now_ms()) END,
+        cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms()),
+        reason = :reason,
+        ack_deadline = NULL,
+        unroutable_since = NULL
+    FROM locked
+    WHERE jobs.run_id = locked.id
+        AND jobs.status IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
+    RETURNING jobs.*
+),
+closed AS (
+    UPDATE runs SET
+        cancel_requested_at = COALESCE(runs.cancel_requested_at, :now, now_ms()),
+        jobs_live = runs.jobs_live - ended.jobs,
+        jobs_cancelled = runs.jobs_cancelled + ended.jobs,
+        finished_at = CASE WHEN runs.jobs_live = ended.jobs THEN COALESCE(:now, now_ms()) END,
+        status = CASE
+            WHEN runs.jobs_live > ended.jobs THEN 'cancelling'
+            WHEN runs.jobs_cancelled + ended.jobs > 0 THEN 'cancelled'
+            WHEN runs.jobs_failed = 0 THEN 'success'
+            ELSE 'failed'
+        END
+    FROM (
+        SELECT locked.id, count(moved.seq) FILTER (WHERE moved.status = 'cancelled') AS jobs
+        FROM locked LEFT JOIN moved ON true
+        GROUP BY locked.id
+    ) AS ended
+    WHERE runs.id = ended.id
+)
+SELECT
+    'job' AS move, moved.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = moved.class_id) AS demand
+FROM moved;
+
+-- name: cancel_started_job
+-- Mark a started job as told to stop.
+UPDATE jobs SET
+    status = 'cancelling',
+    cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms()),
+    reason = :reason
+WHERE id = :job_id AND status IN ('running', 'recovering')
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: held_jobs
+-- Jobs that an agent holds.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE agent_id = :agent_id AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
+ORDER BY seq;
+
+-- name: jobs_owned_by
+-- Held jobs whose claim was made by an instance.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE owner_instance_id = :instance_id AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
+ORDER BY seq
+LIMIT :limit;
+
+-- name: overdue_acks
+-- Offered jobs that nobody acknowledged in time.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE status = 'dispatched' AND ack_deadline <= COALESCE(:now, now_ms())
+ORDER BY ack_deadline
+LIMIT :limit;
+
+-- name: overdue_recoveries
+-- Started jobs whose agent did not return in time.
+SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
+FROM jobs
+WHERE recovery_deadline <= COALESCE(:now, now_ms())
+ORDER BY recovery_deadline
+LIMIT :limit;
+
+-- name: expired_jobs
+-- Waiting jobs past their time.
+SELECT id, run_id, last_provisioning_error
+FROM jobs
+WHERE status IN ('pending', 'queued') AND expires_at <= COALESCE(:now, now_ms())
+ORDER BY expires_at
+LIMIT :limit;
+
+-- name: set_provisioning_error
+-- Why the last spawn for a queued job failed; such a job is not unroutable.
+UPDATE jobs SET last_provisioning_error = :text, unroutable_since = NULL
+WHERE id = :job_id AND status = 'queued'
+RETURNING id;
+
+-- name: mark_unroutable
+-- Stamp queued jobs of a class as seen unroutable; those that are being moved right now are left out.
+WITH seen AS MATERIALIZED (
+    SELECT seq FROM jobs
+    WHERE class_id = :class_id
+        AND status = 'queued'
+        AND unroutable_since IS NULL
+        AND last_provisioning_error IS NULL
+    ORDER BY seq
+    LIMIT :limit
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE jobs SET unroutable_since = COALESCE(:now, now_ms())
+FROM seen
+WHERE jobs.seq = seen.seq
+RETURNING jobs.id;
+
+-- name: clear_unroutable
+-- Take the stamps of a class away; jobs that are being moved right now are left out.
+WITH stamped AS MATERIALIZED (
+    SELECT seq FROM jobs
+    WHERE class_id = :class_id AND unroutable_since IS NOT NULL
+    LIMIT :limit
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE jobs SET unroutable_since = NULL
+FROM stamped
+WHERE jobs.seq = stamped.seq
+RETURNING jobs.id;
+
+-- name: unroutable_jobs
+-- Queued jobs of a class that were stamped longer ago than the grace.
+SELECT id, run_id
+FROM jobs
+WHERE class_id = :class_id
+    AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms::BIGINT
+    AND status = 'queued'
+    AND last_provisioning_error IS NULL
+ORDER BY unroutable_since
+LIMIT :limit;
+
+-- name: prune_jobs
+-- Delete the runs that ended first, with jobs, needs, output and idempotency keys.
+WITH old AS MATERIALIZED (
+    SELECT id FROM runs WHERE finished_at < :older_than ORDER BY finished_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM jobs USING old WHERE jobs.run_id = old.id RETURNING jobs.id
+),
+gone_chunks AS (
+    DELETE FROM log_chunks USING gone WHERE log_chunks.job_id = gone.id
+),
+gone_needs AS (
+    DELETE FROM job_needs USING gone WHERE job_needs.need_id = gone.id
+),
+gone_keys AS (
+    DELETE FROM idempotency_keys USING old WHERE idempotency_keys.run_id = old.id
+),
+gone_runs AS (
+    DELETE FROM runs USING old WHERE runs.id = old.id
+)
+SELECT id FROM gone;
+
+-- name: ended_jobs
+-- Which of the given jobs are over.
+SELECT id FROM jobs
+WHERE id IN (SELECT value FROM json_array_elements_text(:job_ids::JSON))
+    AND status IN ('success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped');

@@ -1,0 +1,92 @@
+-- name: insert_spawn
+-- Write spawn, reservation and token, unless a live spawn serves the bound job already.
+WITH made AS (
+    INSERT INTO scaler_spawning_agents (
+        agent_id, scaler_name, backend_type, state, label_set, labels, mandatory_labels, shape, machine_pool,
+        provisioning_targets, roles, token_id, owner_instance_id, worker_id, bound_job_id, run_id, org, job_image,
+        reuse_idle_seconds, reuse_max_jobs, spawned_at
+    )
+    VALUES (
+        :agent_id, :scaler_name, :backend_type, :state, :label_set, :labels, :mandatory_labels, :shape, :machine_pool,
+        :provisioning_targets, :roles, :token_id, :owner_instance_id, :worker_id, :bound_job_id, :run_id, :org,
+        :job_image, :reuse_idle_seconds, :reuse_max_jobs, COALESCE(:now, now_ms())
+    )
+    ON CONFLICT (bound_job_id) WHERE state IN ('booting', 'registered') DO NOTHING
+    RETURNING agent_id
+),
+made_reservation AS (
+    INSERT INTO scaler_reservations (agent_id, scaler_name, shape, machine_pool, owner_instance_id, reserved_at)
+    SELECT
+        agent_id, :reserved_scaler::TEXT, :reserved_shape::TEXT, :reserved_pool::TEXT, :reserved_owner::TEXT,
+        COALESCE(:now, now_ms())
+    FROM made
+),
+made_token AS (
+    INSERT INTO agent_tokens (
+        id, token_hash, token_prefix, kind, labels, mandatory_labels, agent_id, created_at, expires_at, name
+    )
+    SELECT
+        :new_token_id::TEXT, :token_hash::TEXT, :token_prefix::TEXT, :token_kind::TEXT, :token_labels::TEXT,
+        :token_gate::TEXT, :token_agent_id::TEXT, :token_created_at::BIGINT, :token_expires_at::BIGINT,
+        :token_name::TEXT
+    FROM made
+    WHERE :new_token_id::TEXT IS NOT NULL
+)
+SELECT agent_id FROM made;
+
+-- name: spawn
+-- One spawn.
+SELECT * FROM scaler_spawning_agents WHERE agent_id = :agent_id;
+
+-- name: spawn_for_job
+-- The live spawn that serves a job.
+SELECT * FROM scaler_spawning_agents
+WHERE bound_job_id = :job_id AND state IN ('booting', 'registered');
+
+-- name: spawns
+-- Spawns of an owner, or of all, oldest first.
+SELECT * FROM scaler_spawning_agents
+WHERE :owner::TEXT IS NULL OR owner_instance_id = :owner
+ORDER BY spawned_at, agent_id
+LIMIT :limit;
+
+-- name: register_spawn
+-- The agent of a spawn has registered; it keeps the time of the first registration.
+UPDATE scaler_spawning_agents SET
+    state = 'registered',
+    registered_at = COALESCE(registered_at, :now, now_ms())
+WHERE agent_id = :agent_id AND state IN ('booting', 'registered')
+RETURNING *;
+
+-- name: end_spawn
+-- A spawn is being torn down: it serves its job no longer.
+UPDATE scaler_spawning_agents SET
+    state = 'ending',
+    end_reason = :reason,
+    destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
+WHERE agent_id = :agent_id AND state IN (SELECT value FROM json_array_elements_text(:from_states::JSON))
+RETURNING agent_id;
+
+-- name: end_bound_spawn
+-- The spawn of an agent that gives a job back serves that job no longer.
+UPDATE scaler_spawning_agents SET
+    state = 'ending',
+    end_reason = :reason,
+    destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
+WHERE agent_id = :agent_id AND bound_job_id = :job_id AND state IN ('booting', 'registered')
+RETURNING agent_id;
+
+-- name: delete_spawn
+-- The compute of a spawn is gone.
+WITH gone AS (
+    DELETE FROM scaler_spawning_agents WHERE agent_id = :agent_id RETURNING agent_id
+),
+gone_reservation AS (
+    DELETE FROM scaler_reservations USING gone WHERE scaler_reservations.agent_id = gone.agent_id
+),
+revoked AS (
+    UPDATE agent_tokens SET revoked_at = now_ms()
+    FROM gone
+    WHERE agent_tokens.agent_id = gone.agent_id AND agent_tokens.kind = 'ephemeral' AND agent_tokens.revoked_at IS NULL
+)
+SELECT agent_id FROM gone;

@@ -1,0 +1,145 @@
+"""A PostgreSQL server for tests: one that is given, or a throw-away cluster on the loopback interface.
+
+`KICI_TEST_POSTGRES_URL` names a server on which databases may be created; without it, a cluster is made from
+what is installed (see `kici.testing.engines`) and thrown away at the end.  Each test gets a database of its own,
+copied from a template that was migrated once.
+"""
+
+import asyncio
+import itertools
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from kici.stores.postgres.open import open_postgres
+from kici.testing import engines
+
+_numbers = itertools.count(1)
+_TUNING = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    # The contract must hold whatever the server's default is.
+    "default_transaction_isolation": "repeatable read",
+}
+_WITHOUT_FSYNC = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    """Of its maintenance database."""
+
+    def database_url(self, name: str) -> str:
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
+
+    async def execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def database(self, template: str = "template1") -> AsyncIterator[str]:
+        """URL of a new database, which is dropped afterwards."""
+        name = f"kici_{os.getpid()}_{next(_numbers)}"
+        await self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        try:
+            yield self.database_url(name)
+        finally:
+            await self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@contextmanager
+def postgres_server(*, fsync: bool = False) -> Iterator[Server]:
+    """The given server, or a cluster for as long as the block runs.  Ask `engines.absence` first."""
+    given = os.environ.get(engines.POSTGRES_URL)
+    if given:
+        yield Server(given)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="kici-postgres-"))
+    cluster = _Cluster(folder)
+    try:
+        cluster.start(_TUNING | ({} if fsync else _WITHOUT_FSYNC))
+        yield Server(f"postgresql://postgres@127.0.0.1:{cluster.port}/postgres")
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def migrated_template(server: Server) -> Iterator[str]:
+    """Name of a database that has the whole schema, to copy from."""
+    name = f"kici_template_{os.getpid()}_{next(_numbers)}"
+
+    async def make() -> None:
+        await server.execute(f'CREATE DATABASE "{name}"')
+        store = open_postgres(server.database_url(name))
+        await store.migrate()
+        await store.close()
+
+    asyncio.run(make())
+    try:
+        yield name
+    finally:
+        asyncio.run(server.execute(f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+class _Cluster:
+    """Files and a server below a folder.  Runs as user postgres when we are root, which the server refuses."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = folder / "data"
+        found = engines.postgres_bin()
+        assert found is not None, engines.absence("postgres")
+        self._bin = found
+        self.port = _free_port()
+
+    def start(self, settings: dict[str, str]) -> None:
+        if os.getuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(self._folder, owner.pw_uid, owner.pw_gid)
+        self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions")
+        lines = {**settings, "port": str(self.port), "unix_socket_directories": str(self._folder)}
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+        self._run("pg_ctl", "-D", self._data, "-l", self._folder / "log", "-w", "start")
+
+    def stop(self) -> None:
+        if (self._data / "postmaster.pid").exists():
+            self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        command: Sequence[str | Path] = (self._bin / program, *arguments)
+        if os.getuid() == 0:
+            command = ("setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", *command)
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            # Not pipes: the server inherits them and would hold them open.
+            stdout=(output := (self._folder / "output").open("w+")),
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        with output:
+            output.seek(0)
+            assert done.returncode == 0, f"{program} failed: {output.read()}"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
