@@ -33,3 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from kici.agent import host, program
 
     return program.run(host.take_environment())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
