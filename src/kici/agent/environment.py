@@ -105,15 +105,19 @@ class ProgramSettings:
     """Everything that the agent program was told."""
 
     half: AgentSettings
+    """What the protocol half needs."""
     step_env: dict[str, str]
     """What every step gets, before what its job says."""
     tmp: str
     """Where work directories are made."""
     runner_user: str | None = None
-    """Run steps as this user instead of the agent's own."""
+    """Run steps as this user; None: as the agent's own."""
     health_port: int | None = None
+    """Loopback port of the health pages; None: there are none, which saves most agents a socket."""
     inside_vm: bool = False
+    """The agent is alone in a microVM: it closes the metadata address before jobs can read it."""
     warnings: tuple[str, ...] = ()
+    """What the operator should know, but nothing hangs on."""
 
 
 class _Reader:

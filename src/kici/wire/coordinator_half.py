@@ -120,8 +120,7 @@ class CoordinatorHalf:
         """Handle one frame of the peer."""
         if self._phase is Phase.CLOSED:
             return []
-        self._heard_at = max(self._heard_at, now)
-        self._unhealthy = False
+        self.heard(now)
         try:
             message = decode_from_agent(frame)
         except UnknownType as error:
@@ -134,8 +133,9 @@ class CoordinatorHalf:
         return self._paced(message, len(frame), now, self._handle(message, now))
 
     def heard(self, now: float) -> None:
-        """The silence until now was ours: the driver was busy and did not read."""
+        """A sign of life, or: the silence until now was ours, since the driver was busy and did not read."""
         self._heard_at = max(self._heard_at, now)
+        self._unhealthy = False
 
     def tick(self, now: float) -> list[Effect]:
         """Let time act; call it at `next_deadline` or whenever it suits."""
