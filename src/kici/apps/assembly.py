@@ -97,7 +97,7 @@ class Coordinator:
         self.tokens = Tokens(store=given.store, clock=given.clock, entropy=given.entropy)
         self.secrets = SecretBox(store=given.store, sealer=given.sealer, clock=given.clock)
         self.access_log = AccessLog(store=given.store)
-        self.logs = LogStore(store=given.store, clock=given.clock, entropy=given.entropy, metrics=self.metrics)
+        self.logs = LogStore(store=given.store, entropy=given.entropy, metrics=self.metrics)
         self.watch = JobWatch()
         self.registry = AgentRegistry()
         self.demands = DemandIndex(given.store)

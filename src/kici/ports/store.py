@@ -246,8 +246,14 @@ class JobStore(Protocol):
 
 
 class LogStorage(Protocol):
-    async def append_log(self, chunks: Sequence[NewChunk], *, now: Instant | None = None) -> None:
-        """Store chunks.  One that is already there (job, stream, offset) is left as it is."""
+    async def append_log(
+        self, chunks: Sequence[NewChunk], *, now: Instant | None = None
+    ) -> Mapping[JobId, Mapping[Stream, int]]:
+        """Store chunks in order, and tell where the streams of their jobs end then (see `log_ends`).
+
+        A chunk of stdout or stderr that does not start at the end of its stream is not stored: it is there already,
+        or somebody else stored other chunks meanwhile.  So streams never have a gap or an overlap.
+        """
         ...
 
     async def log_ends(self, job_id: JobId) -> Mapping[Stream, int]:

@@ -25,7 +25,6 @@ from kici.domain.logs import LogChunk, NewChunk, Stream
 from kici.kit.finish import finish
 from kici.kit.ticker import Ticker
 from kici.observe.metrics import Metrics
-from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.store import LogStorage
 
@@ -39,7 +38,8 @@ READ_BYTES_MAX: Final = 256 * 1024
 FOLLOWERS_MAX: Final = 10_000
 NOTE_BYTES_MAX: Final = 4096
 AGENT_STREAMS: Final = (Stream.STDOUT, Stream.STDERR)
-_NOTES_EACH_MS: Final = 1024
+_NOTE_OFFSET_BYTES: Final = 6
+_TRIES_MAX: Final = 3
 
 
 class LogsAndJobs(LogStorage, Protocol):
@@ -67,6 +67,8 @@ class _Batch:
     byte_count: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     failure: BaseException | None = None
+    ends: Mapping[JobId, Mapping[Stream, int]] = field(default_factory=dict)
+    """Where the streams end after it, by the store's word."""
 
     @property
     def is_full(self) -> bool:
@@ -84,18 +86,17 @@ _Marks = dict[Stream, _Mark]
 
 
 class LogStore:
-    def __init__(self, *, store: LogsAndJobs, clock: Clock, entropy: Entropy, metrics: Metrics | None = None) -> None:
+    def __init__(self, *, store: LogsAndJobs, entropy: Entropy, metrics: Metrics | None = None) -> None:
         self._store = store
-        self._clock = clock
         self._entropy = entropy
         self._metrics = metrics
         self._jobs: OrderedDict[JobId, _Marks] = OrderedDict()
-        self._forgotten = 0
+        self._pending: dict[JobId, _Batch] = {}
+        self._loading: dict[JobId, object] = {}
         self._open = _Batch()
         self._writing = asyncio.Lock()
         self._followers: dict[JobId, list[Ticker]] = {}
         self._follower_count = 0
-        self._last_note = 0
 
     # --- in
 
@@ -105,48 +106,52 @@ class LogStore:
         For the chunks of one stream, call it one after the other.
         Raises `LogGap`, `Denied` for a stream that is not an agent's, or `StoreDown`: then call again with the same.
         """
-        job_id, stream, offset, data = chunk.job_id, chunk.stream, chunk.offset, chunk.data
-        if stream not in AGENT_STREAMS:
-            raise Denied(f"agents do not write the {stream.name.lower()} stream of a job")
+        if chunk.stream not in AGENT_STREAMS:
+            raise Denied(f"agents do not write the {chunk.stream.name.lower()} stream of a job")
+        end = chunk.offset + len(chunk.data)
+        stored = -1
+        for _ in range(_TRIES_MAX):
+            stored = await self._append(chunk)
+            if stored >= end:
+                return stored
+            self.forget(chunk.job_id)  # another coordinator stores this stream, too: look where it is now
+        raise LogGap(chunk.job_id, chunk.stream, chunk.offset, stored)
+
+    async def _append(self, chunk: NewChunk) -> int:
+        """Where the stream ends after the chunk was stored as far as it could be."""
+        job_id, stream, offset = chunk.job_id, chunk.stream, chunk.offset
         mark = (await self._marks(job_id))[stream]
-        if offset > mark.accepted and not _is_pending(mark):
-            self.forget(job_id)  # another coordinator may have stored more since
-            mark = (await self._marks(job_id))[stream]
         if offset > mark.accepted:
-            raise LogGap(job_id, stream, offset, mark.accepted)
-        start, fresh = mark.accepted, data[mark.accepted - offset :]
-        end = start + len(fresh)
-        if fresh:
-            mark.accepted, mark.batch = end, self._open
-            await self._write(NewChunk(job_id=job_id, stream=stream, offset=start, data=fresh))
-        elif mark.batch is not None:
-            await _written(mark.batch)
-        return end
+            return mark.accepted
+        start, fresh = mark.accepted, chunk.data[mark.accepted - offset :]
+        if not fresh:
+            if mark.batch is not None:
+                await _written(mark.batch)
+            return start
+        batch = self._open
+        mark.accepted, mark.batch = start + len(fresh), batch
+        await self._write(NewChunk(job_id=job_id, stream=stream, offset=start, data=fresh))
+        return batch.ends.get(job_id, {}).get(stream, 0)
 
     async def note(self, job_id: JobId, text: str) -> bool:
         """Add a line of the orchestrator to the job's output.  False: the store did not take it."""
-        line = text.replace("\n", " ").encode()[:NOTE_BYTES_MAX] + b"\n"
-        self._last_note = max(
-            self._last_note + 1, self._clock.now() * _NOTES_EACH_MS + int(self._entropy.uniform(0, _NOTES_EACH_MS))
-        )
+        line = text.replace("\n", " ").encode()[:NOTE_BYTES_MAX].decode(errors="ignore").encode() + b"\n"
+        offset = int.from_bytes(self._entropy.bytes(_NOTE_OFFSET_BYTES))  # coordinators must not hit the same one
         try:
-            await self._write(NewChunk(job_id=job_id, stream=Stream.SYSTEM, offset=self._last_note, data=line))
+            await self._write(NewChunk(job_id=job_id, stream=Stream.SYSTEM, offset=offset, data=line))
         except StoreDown:
             return False
         return True
 
     async def resume(self, job_id: JobId) -> Mapping[Stream, int]:
         """For an agent that comes back with its job: where each of its streams goes on, as the store has it."""
-        for mark in (await self._marks(job_id)).values():
-            if mark.batch is not None:
-                await mark.batch.done.wait()
         self.forget(job_id)
         return {stream: mark.accepted for stream, mark in (await self._marks(job_id)).items()}
 
     def forget(self, job_id: JobId) -> None:
         """Drop what is remembered of a job, because it is over or its agent went elsewhere; wake its followers."""
-        self._forgotten += 1
         self._jobs.pop(job_id, None)
+        self._loading.pop(job_id, None)
         self.wake(job_id)
 
     # --- out
@@ -193,25 +198,30 @@ class LogStore:
             if (marks := self._jobs.get(job_id)) is not None:
                 self._jobs.move_to_end(job_id)
                 return marks
-            forgotten = self._forgotten
-            ends = await self._store.log_ends(job_id)
-            if forgotten == self._forgotten and job_id not in self._jobs:
-                self._jobs[job_id] = {stream: _Mark(accepted=ends.get(stream, 0)) for stream in AGENT_STREAMS}
-                self._evict()
+            if (batch := self._pending.get(job_id)) is not None:
+                await batch.done.wait()  # the store's word counts when what is under way has arrived
+                continue
+            await self._load(job_id)
 
-    def _evict(self) -> None:
-        while len(self._jobs) > JOBS_MAX:
-            job_id, marks = next(iter(self._jobs.items()))
-            if any(_is_pending(mark) for mark in marks.values()):
-                self._jobs.move_to_end(job_id)
-                return
-            del self._jobs[job_id]
+    async def _load(self, job_id: JobId) -> None:
+        """Read the marks; what was forgotten, written or read anew meanwhile makes the answer worthless."""
+        me = self._loading[job_id] = object()
+        try:
+            ends = await self._store.log_ends(job_id)
+            if self._loading.get(job_id) is me and job_id not in self._pending:
+                self._jobs[job_id] = {stream: _Mark(accepted=ends.get(stream, 0)) for stream in AGENT_STREAMS}
+                if len(self._jobs) > JOBS_MAX:
+                    self._jobs.popitem(last=False)
+        finally:
+            if self._loading.get(job_id) is me:
+                del self._loading[job_id]
 
     async def _write(self, chunk: NewChunk) -> None:
         """Queue a chunk (before anything else runs) and return when it is committed."""
         batch = self._open
         is_first = not batch.chunks
         batch.chunks.append(chunk)
+        self._pending[chunk.job_id] = batch
         batch.byte_count += len(chunk.data)
         if is_first:
             try:
@@ -227,19 +237,21 @@ class LogStore:
                 if batch.done.is_set():
                     return  # failed together with the one before
                 self._open = _Batch()
-                await self._store.append_log(batch.chunks)
+                batch.ends = await self._store.append_log(batch.chunks)
         except BaseException as error:
             self._fail(batch, error)
             if not isinstance(error, StoreDown):
                 raise
         else:
-            self._settle(batch)
+            self._close(batch)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _close(self, batch: _Batch) -> None:
         batch.done.set()
         for job_id in dict.fromkeys(chunk.job_id for chunk in batch.chunks):
+            if self._pending.get(job_id) is batch:
+                del self._pending[job_id]
             self.wake(job_id)
-        if self._metrics is not None:
+        if self._metrics is not None and batch.failure is None:
             self._metrics.log_bytes.inc(batch.byte_count)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
@@ -249,7 +261,7 @@ class LogStore:
             for chunk in failed.chunks:
                 self.forget(chunk.job_id)
             failed.failure = error
-            failed.done.set()
+            self._close(failed)
 
     async def _is_over(self, job_id: JobId) -> bool:
         job = await self._store.job(job_id)
@@ -269,10 +281,6 @@ class LogStore:
         self._follower_count -= 1
         if not tickers:
             del self._followers[job_id]
-
-
-def _is_pending(mark: _Mark) -> bool:
-    return mark.batch is not None and not mark.batch.done.is_set()
 
 
 async def _written(batch: _Batch) -> None:

@@ -13,7 +13,6 @@ from kici.services import log_store
 from kici.services.log_store import LogGap, LogStore
 from kici.testing.builders import a_job
 from kici.testing.seeded_entropy import SeededEntropy
-from kici.testing.sim_clock import SimClock
 from kici.testing.virtual_time import virtual
 
 JOB, OTHER = JobId("job-1"), JobId("job-2")
@@ -33,7 +32,9 @@ class SlowStorage:
         self.status = JobStatus.RUNNING
         self.loads = 0
 
-    async def append_log(self, chunks: Sequence[NewChunk], *, now: Instant | None = None) -> None:
+    async def append_log(
+        self, chunks: Sequence[NewChunk], *, now: Instant | None = None
+    ) -> Mapping[JobId, Mapping[Stream, int]]:
         chunks = list(chunks)
         await asyncio.sleep(self.write_seconds)
         if self.is_down:
@@ -41,7 +42,7 @@ class SlowStorage:
         self.batches.append(chunks)
         for chunk in chunks:
             key = (chunk.job_id, chunk.stream, chunk.offset)
-            if key not in self.chunks:
+            if chunk.stream is Stream.SYSTEM or chunk.offset == self.ends(chunk.job_id).get(chunk.stream, 0):
                 stored = LogChunk(
                     position=len(self.positions) + 1,
                     stream=chunk.stream,
@@ -53,10 +54,14 @@ class SlowStorage:
                 self.positions.append((chunk.job_id, stored))
         if self.loses_answers:
             raise StoreDown("no answer")
+        return {chunk.job_id: self.ends(chunk.job_id) for chunk in chunks}
 
     async def log_ends(self, job_id: JobId) -> Mapping[Stream, int]:
         self.loads += 1
         await asyncio.sleep(0.01)
+        return self.ends(job_id)
+
+    def ends(self, job_id: JobId) -> dict[Stream, int]:
         ends: dict[Stream, int] = {}
         for (job, stream, offset), chunk in self.chunks.items():
             if job == job_id:
@@ -79,7 +84,7 @@ class SlowStorage:
     def text(self, stream: Stream, job_id: JobId = JOB) -> bytes:
         chunks = sorted(
             (chunk for job, chunk in self.positions if job == job_id and chunk.stream is stream),
-            key=lambda chunk: chunk.offset,
+            key=lambda chunk: chunk.position if stream is Stream.SYSTEM else chunk.offset,
         )
         end = 0
         for chunk in chunks:
@@ -94,7 +99,7 @@ def chunk(job_id: JobId, stream: Stream, offset: int, data: bytes) -> NewChunk:
 
 
 def logs_on(storage: SlowStorage, metrics: Metrics | None = None) -> LogStore:
-    return LogStore(store=storage, clock=SimClock(), entropy=SeededEntropy(1), metrics=metrics)
+    return LogStore(store=storage, entropy=SeededEntropy(1), metrics=metrics)
 
 
 @virtual
@@ -161,6 +166,19 @@ async def test_what_another_coordinator_stored_meanwhile_is_no_gap() -> None:
     await here.append(chunk(JOB, OUT, 0, b"one "))
     await there.append(chunk(JOB, OUT, 4, b"two "))
     assert await here.append(chunk(JOB, OUT, 8, b"three")) == 13
+    assert storage.text(OUT) == b"one two three"
+
+
+@virtual
+async def test_a_write_that_another_coordinator_overtook_is_repeated_from_where_that_one_ended() -> None:
+    storage = SlowStorage()
+    here, there = logs_on(storage), logs_on(storage)
+    await here.append(chunk(JOB, OUT, 0, b"one "))
+    assert await there.resume(JOB) == {OUT: 4, ERR: 0}
+    late = asyncio.create_task(here.append(chunk(JOB, OUT, 4, b"two")))  # of a connection that is superseded
+    await asyncio.sleep(0.02)
+    assert await there.append(chunk(JOB, OUT, 4, b"two three")) == 13
+    assert await late >= 7
     assert storage.text(OUT) == b"one two three"
 
 
@@ -261,7 +279,7 @@ async def test_a_cancelled_writer_does_not_take_the_others_with_it() -> None:
 async def test_notes_of_two_coordinators_are_all_kept_and_break_no_output() -> None:
     storage = SlowStorage()
     here = logs_on(storage)
-    there = LogStore(store=storage, clock=SimClock(), entropy=SeededEntropy(2))
+    there = LogStore(store=storage, entropy=SeededEntropy(2))
     async with asyncio.TaskGroup() as group:
         for number in range(5):
             group.create_task(here.note(JOB, f"here {number}"))

@@ -1,5 +1,5 @@
 -- name: append_log
--- Store output chunks of existing jobs; one that is already there is left as it is.
+-- Store an output chunk of an existing job, if it starts where its stream ends (the orchestrator's own lines always).
 -- Appends to one job take turns, or a follower could pass a position that is committed later.
 WITH turn AS MATERIALIZED (
     SELECT pg_advisory_xact_lock(hashtextextended(:job_id, 0))
@@ -8,6 +8,12 @@ INSERT INTO log_chunks (job_id, stream, byte_offset, received_at, data)
 SELECT :job_id, :stream::SMALLINT, :byte_offset::BIGINT, COALESCE(:now, now_ms()), :data::BYTEA
 FROM turn
 WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job_id)
+    AND (:stream::SMALLINT = 3 OR :byte_offset::BIGINT = COALESCE((
+        SELECT byte_offset + octet_length(data) FROM log_chunks
+        WHERE job_id = :job_id AND stream = :stream::SMALLINT
+        ORDER BY byte_offset DESC
+        LIMIT 1
+    ), 0))
 ON CONFLICT (job_id, stream, byte_offset) DO NOTHING;
 
 -- name: log_ends

@@ -1,8 +1,14 @@
 -- name: append_log
--- Store output chunks of existing jobs; one that is already there is left as it is.
+-- Store an output chunk of an existing job, if it starts where its stream ends (the orchestrator's own lines always).
 INSERT INTO log_chunks (job_id, stream, byte_offset, received_at, data)
 SELECT :job_id, :stream, :byte_offset, COALESCE(:now, now_ms()), :data
 WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job_id)
+    AND (:stream = 3 OR :byte_offset = COALESCE((
+        SELECT byte_offset + length(data) FROM log_chunks
+        WHERE job_id = :job_id AND stream = :stream
+        ORDER BY byte_offset DESC
+        LIMIT 1
+    ), 0))
 ON CONFLICT (job_id, stream, byte_offset) DO NOTHING;
 
 -- name: log_ends
