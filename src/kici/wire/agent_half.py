@@ -236,7 +236,7 @@ class AgentHalf:
 
     def drain(self, now: float) -> list[Effect]:
         """Take no new job, and exit once there is none."""
-        if self._is_draining:
+        if self._is_draining or self._phase is Phase.OVER:
             return []
         self._is_draining = True
         if self._job is None:
