@@ -9,11 +9,12 @@ from kici.cli.output import local, print_fields, print_json, print_table
 
 
 @click.group(invoke_without_command=True)
+@as_json
 @click.pass_context
-def agents(ctx: click.Context) -> None:
+def agents(ctx: click.Context, *, as_json: bool) -> None:
     """List agents; show or drain one."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_agents)
+        ctx.invoke(list_agents, as_json=as_json)
 
 
 @agents.command("list")

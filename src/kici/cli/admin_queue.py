@@ -10,11 +10,12 @@ from kici.cli.output import local, print_fields, print_json, print_table
 
 
 @click.group(invoke_without_command=True)
+@as_json
 @click.pass_context
-def queue(ctx: click.Context) -> None:
+def queue(ctx: click.Context, *, as_json: bool) -> None:
     """List waiting jobs; show one or clear all."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(list_queue)
+        ctx.invoke(list_queue, as_json=as_json)
 
 
 @queue.command("list")

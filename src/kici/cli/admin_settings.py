@@ -12,11 +12,12 @@ org_option = click.option("--org", metavar="ORG", help="Of one organisation inst
 
 
 @click.group(invoke_without_command=True)
+@as_json
 @click.pass_context
-def settings(ctx: click.Context) -> None:
+def settings(ctx: click.Context, *, as_json: bool) -> None:
     """Show and change live settings."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(get)
+        ctx.invoke(get, as_json=as_json)
 
 
 @settings.command()

@@ -1,0 +1,55 @@
+"""The main job as a person at a terminal sees it."""
+
+import time
+
+import pytest
+
+from kici.testing.programs import CoordinatorProgram, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_runs_a_command_and_exits_with_its_code(kici: CoordinatorProgram) -> None:
+    done = kici.run("run", "-l", "linux", "--", "sh", "-c", "echo hi; echo oh >&2; exit 3")
+    assert (done.stdout, done.returncode) == ("hi\n", 3)
+    assert "oh\n" in done.stderr
+    until(kici.is_clean, seconds=10, what="nothing is left of the agent")
+    assert kici.admin("agents") == []
+
+
+def test_a_label_that_nobody_has_is_named_within_a_second(kici: CoordinatorProgram) -> None:
+    job = kici.submit("true", "-l", "linux", "-l", "gpu")
+    began = time.monotonic()
+    done = kici.run("explain", job)
+    assert "gpu" in done.stdout
+    assert "local" in done.stdout
+    assert time.monotonic() - began < 2  # the command itself needs a part of a second to start
+
+
+def test_timeout_cancel_and_unknown_program_have_their_codes(kici: CoordinatorProgram) -> None:
+    assert kici.run("run", "--timeout", "1", "--", "sleep", "60").returncode == 124
+    assert kici.run("run", "--", "no-such-program-anywhere").returncode == 127
+    job = kici.submit("sleep 60")
+    until(lambda: kici.job(job)["status"] == "running", seconds=20, what="the job runs")
+    assert kici.run("cancel", job).returncode == 0
+    until(lambda: kici.job(job)["status"] == "cancelled", seconds=20, what="the job is cancelled")
+    until(kici.is_clean, seconds=15, what="nothing is left of the agents")
+
+
+def test_a_job_killed_by_a_signal_exits_with_128_and_its_number(kici: CoordinatorProgram) -> None:
+    assert kici.run("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
+
+
+def test_output_is_byte_exact(kici: CoordinatorProgram) -> None:
+    job = kici.submit("seq 1 20000; printf 'no newline at the end'")
+    until(lambda: kici.job(job)["status"] == "success", seconds=30, what="the job ends")
+    assert kici.output(job) == "".join(f"{n}\n" for n in range(1, 20001)) + "no newline at the end"
+
+
+@pytest.mark.spec("T3.8")
+def test_a_secret_reaches_the_step_masked_in_its_output(kici: CoordinatorProgram) -> None:
+    stored = kici.run("admin", "secrets", "set", "deploy:token", given="hunter2-very-secret")
+    assert stored.returncode == 0, stored.stderr
+    done = kici.run("run", "--secret", "TOKEN=deploy:token", "--", "sh", "-c", 'echo "${#TOKEN} $TOKEN"')
+    assert done.stdout == "19 ***\n"
+    assert b"hunter2" not in b"".join(path.read_bytes() for path in kici.data_dir.glob("kici.db*"))
