@@ -93,7 +93,7 @@ class Walker:
             if rule is None:
                 self._unknown(table, entry.key, path)
                 continue
-            value = self._value(rule.shape, entry.value, (*path, name))
+            value = self._entry(rule, entry.value, (*path, name))
             if value is not _BROKEN:
                 values[rule.attribute] = value
         for rule in table.keys.values():
@@ -102,6 +102,12 @@ class Walker:
                 if rule.name not in node.entries:
                     self._missing(rule, node, path)
         return table.build(**values)
+
+    def _entry(self, rule: KeyRule, node: Node, path: Path) -> Any:
+        if isinstance(node, Scalar) and node.value is None:
+            hint = "give it a value" if rule.required else "give it a value, or take the key out"
+            return self._mismatch(node, path, _words(rule.shape), hint)
+        return self._value(rule.shape, node, path)
 
     def _list(self, shape: ListOf, node: Node, path: Path) -> Any:
         if not isinstance(node, Sequence):
@@ -138,8 +144,6 @@ class Walker:
     # --- what is wrong
 
     def _mismatch(self, node: Node, path: Path, expected: str, hint: str = "", found: str = "") -> Any:
-        if isinstance(node, Scalar) and node.value is None and not hint:
-            hint = "give it a value, or take the key out"
         self._report.mark_broken(path)
         self._problem(node.line, node.column, path, found=found or describe(node), expected=expected, hint=hint)
         return _BROKEN
