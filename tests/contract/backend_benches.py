@@ -190,7 +190,9 @@ class RealHostBench(BareMetalBench):
     async def die(self, agent_id: AgentId) -> None:
         processes = LinuxProcesses()
         mark = f"{self.data_dir}/agents/{agent_id}"
-        (_, root), *_ = await processes.marked(mark)
+        while not (found := await processes.marked(mark)):
+            await asyncio.sleep(0.01)  # it has no environment yet
+        _, root = found[0]
         held = processes.adopt(root)
         assert held is not None
         held.send(signal.SIGKILL)

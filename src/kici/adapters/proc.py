@@ -5,7 +5,7 @@ here answers "not there" instead of raising.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,6 +47,12 @@ def look(pid: int, proc: Path = PROC) -> Seen | None:
     return Seen(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
+def started_at(pid: int, proc: Path = PROC) -> int:
+    """Start time of a process that cannot go away: a child of ours that nobody has reaped, dead or alive."""
+    line = (proc / str(pid) / "stat").read_bytes()
+    return int(line[line.rfind(b")") + 2 :].split()[19])
+
+
 def snapshot(proc: Path = PROC) -> dict[int, Seen]:
     """Every running process."""
     found = (look(int(name), proc) for name in os.listdir(proc) if name.isdigit())
@@ -54,15 +60,19 @@ def snapshot(proc: Path = PROC) -> dict[int, Seen]:
 
 
 def mark_of(pid: int, proc: Path = PROC) -> str | None:
-    """The compute that a process says it belongs to; None: none, or not ours to read."""
-    try:
-        environment = (proc / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
-    start = 0 if environment.startswith(_MARK) else environment.find(b"\0" + _MARK) + 1
-    if start == 0 and not environment.startswith(_MARK):
-        return None
-    return environment[start + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace")
+    """The compute that a process says it belongs to, in its environment or on its command line; None: none.
+
+    An agent closes its environment to everybody but root, which is why its command line says it, too.
+    """
+    for name in ("environ", "cmdline"):
+        try:
+            words = (proc / str(pid) / name).read_bytes()
+        except OSError:
+            continue
+        start = 0 if words.startswith(_MARK) else words.find(b"\0" + _MARK) + 1
+        if start or words.startswith(_MARK):
+            return words[start + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace")
+    return None
 
 
 def marks(pids: Iterable[int], proc: Path = PROC) -> dict[int, str]:
@@ -70,26 +80,42 @@ def marks(pids: Iterable[int], proc: Path = PROC) -> dict[int, str]:
     return {pid: mark for pid, mark in found if mark is not None}
 
 
-def family(seen: Snapshot, root: ProcessId, is_marked: Callable[[int], bool]) -> frozenset[int]:
-    """Pids of a root and of everything that came from it, as far as one snapshot shows.
+def family(seen: Snapshot, root: ProcessId | None, *, marked: Set[int], own: int) -> frozenset[int]:
+    """Pids of a root and of everything that came from it, as far as one snapshot shows; without a root, of what is
+    marked and came from that.
 
     Descendants, members of a session that one of them leads, whatever is marked, and the descendants of all
     these.  A session of a root that is gone still counts, unless another process has the root's pid by now.
+    Never the caller (`own`) or what it descends from, nor anything by way of them: session 0 and the first
+    process are no family of anybody's.
     """
-    head = seen.get(root.pid)
-    is_reused = head is not None and head.started != root.started
-    members = {pid for pid in seen if is_marked(pid)}
-    if not is_reused:
-        members |= {one.pid for one in seen.values() if one.session == root.pid and one.started >= root.started}
-        if head is not None:
-            members.add(root.pid)
+    protected = _line_of(seen, own)
+    members = set(marked & seen.keys()) - protected
+    if root is not None and root.pid > 1:
+        head = seen.get(root.pid)
+        if head is None or head.started == root.started:
+            members |= {
+                one.pid
+                for one in seen.values()
+                if (one.session == root.pid or one.pid == root.pid) and one.started >= root.started
+            }
     while True:
+        members -= protected
         leads = {pid for pid in members if seen[pid].session == pid}
         more = {
             one.pid
             for one in seen.values()
             if one.pid not in members and (one.parent in members or one.session in leads)
         }
-        if not more:
+        if not more - protected:
             return frozenset(members)
         members |= more
+
+
+def _line_of(seen: Snapshot, pid: int) -> set[int]:
+    """A process and all that it descends from; the kernel and the first process always."""
+    line = {0, 1, 2}
+    while pid not in line:
+        line.add(pid)
+        pid = seen[pid].parent if pid in seen else 0
+    return line

@@ -22,6 +22,7 @@ from kici.ports.processes import MARK, Completed, Exit, Process, ProcessId, Prog
 
 FORCE_SECONDS: Final = 10.0
 """How long ending a family by force may take before it is reported as not confirmed."""
+LOOK_AGAIN_SECONDS: Final = 0.01
 OUTPUT_BYTES_MAX: Final = 8192
 _PASSING: Final = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR, errno.ENOSPC})
 _ENTER_GROUPS: Final = (
@@ -87,10 +88,10 @@ class LinuxProcesses:
             groups = [str(path) for path in program.groups]
             argv = ("/bin/sh", "-c", _ENTER_GROUPS, "sh", str(len(groups)), *groups, *argv)
         try:
-            pid = execute(program, argv)
+            child = execute(program, argv)
         except (OSError, ValueError) as error:
             raise refusal(error, program.argv[0]) from error
-        return self._hold(pid, _reap)
+        return hold_child(child, self._boot)
 
     def adopt(self, process_id: ProcessId) -> LinuxProcess | None:
         if process_id.boot != self._boot:
@@ -111,10 +112,10 @@ class LinuxProcesses:
         pids = sorted((pid for pid, mark in found.items() if mark.startswith(prefix)), key=lambda p: _rank(seen[p]))
         return [(found[pid], self._identify(seen[pid])) for pid in pids]
 
-    async def end_tree(self, root: ProcessId, *, mark: str, grace_seconds: float) -> bool:
-        if root.boot != self._boot:
-            return True
-        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, FORCE_SECONDS)):
+    async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
+        if root is not None and root.boot != self._boot:
+            root = None
+        for number, seconds in end_phases(grace_seconds):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._end(root, mark, number)
@@ -127,20 +128,14 @@ class LinuxProcesses:
     def _identify(self, seen: proc.Seen) -> ProcessId:
         return ProcessId(pid=seen.pid, started=seen.started, boot=self._boot)
 
-    def _hold(self, pid: int, collect: Callable[[int], Exit]) -> LinuxProcess:
-        """Hold a child of ours: its pid cannot be reused before we have collected it."""
-        pidfd = os.pidfd_open(pid)
-        line = (proc.PROC / str(pid) / "stat").read_bytes()
-        started = int(line[line.rfind(b")") + 2 :].split()[19])
-        return LinuxProcess(ProcessId(pid=pid, started=started, boot=self._boot), pidfd, collect)
-
-    async def _end(self, root: ProcessId, mark: str, number: signal.Signals) -> None:
+    async def _end(self, root: ProcessId | None, mark: str, number: signal.Signals) -> None:
         """Signal a family until nothing is left of it.  TERM goes to the root's process group, once each."""
         asked: set[ProcessId] = set()
-        while family := await self._family(root, mark):
+        while family := await self._family(root, mark) or await self._late_family(root, mark):
             try:
                 for process, group in family:
-                    if number is signal.SIGKILL or (group == root.pid and process.id not in asked):
+                    is_asked = root is not None and group == root.pid and process.id not in asked
+                    if number is signal.SIGKILL or is_asked:
                         asked.add(process.id)
                         process.send(number)
                 for process, _ in family:
@@ -149,20 +144,32 @@ class LinuxProcesses:
                 for process, _ in family:
                     process.close()
 
-    async def _family(self, root: ProcessId, mark: str) -> list[tuple[LinuxProcess, int]]:
+    async def _late_family(self, root: ProcessId | None, mark: str) -> list[tuple[LinuxProcess, int]]:
+        """Looks again: in the midst of an exec a process shows neither environment nor command line."""
+        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return await self._family(root, mark)
+
+    async def _family(self, root: ProcessId | None, mark: str) -> list[tuple[LinuxProcess, int]]:
         """Who is left of a family, held, with their process groups."""
         seen = await asyncio.to_thread(proc.snapshot)
         found = await asyncio.to_thread(proc.marks, seen)
-        pids = proc.family(seen, root, lambda pid: found.get(pid) == mark) - {os.getpid(), 1}
+        marked = {pid for pid, value in found.items() if value == mark}
+        pids = proc.family(seen, root, marked=marked, own=os.getpid())
         held = ((self.adopt(self._identify(seen[pid])), seen[pid].group) for pid in sorted(pids))
         return [(process, group) for process, group in held if process is not None]
 
 
-def execute(program: Program, argv: Sequence[str]) -> int:
-    """Start a child as leader of its own session.  It is the caller's to reap."""
-    with program.output.open("ab") as output:
-        os.fchmod(output.fileno(), 0o600)
-        child = subprocess.Popen(
+def end_phases(grace_seconds: float) -> list[tuple[signal.Signals, float]]:
+    """Signals to end a family with, and how long each may take."""
+    polite = [(signal.SIGTERM, grace_seconds)] if grace_seconds > 0 else []
+    return [*polite, (signal.SIGKILL, FORCE_SECONDS)]
+
+
+def execute(program: Program, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a child as leader of its own session, on any host."""
+    output = os.open(program.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        return subprocess.Popen(
             argv,
             env={**program.env, MARK: program.mark},
             cwd=program.cwd,
@@ -170,10 +177,17 @@ def execute(program: Program, argv: Sequence[str]) -> int:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
-    # We wait in our own way; this tells Popen's finaliser that there is nothing left for it to do.
-    child.returncode = 0
-    return child.pid
+    finally:
+        os.close(output)
+
+
+def hold_child(child: subprocess.Popen[bytes], boot: str) -> LinuxProcess:
+    """A child of ours by its pidfd.  Its pid cannot be reused before we have reaped it."""
+    child.returncode = 0  # tells Popen's finaliser that there is nothing left for it to do
+    process_id = ProcessId(pid=child.pid, started=proc.started_at(child.pid), boot=boot)
+    return LinuxProcess(process_id, os.pidfd_open(child.pid), collect_child)
 
 
 def check_program(name: str, env: Mapping[str, str]) -> None:
@@ -236,7 +250,8 @@ def exit_of(status: int) -> Exit:
     return Exit(signal=-code) if code < 0 else Exit(code=code)
 
 
-def _reap(pidfd: int) -> Exit:
+def collect_child(pidfd: int) -> Exit:
+    """Reap a child of ours that has ended."""
     try:
         result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:

@@ -102,6 +102,8 @@ class LaunchOrder:
     token: str | None = field(repr=False)
     limits: Amount
     enforce_cgroups: bool
+    mark: str
+    """Assignment that says which compute this is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,15 @@ class Refusal:
     reason: str
 
 
+def systemd_of(*, is_booted: bool, has_user_manager: bool, is_root: bool) -> Systemd:
+    """Which manager to ask for scopes: our own user's where there is one, the system's only as root."""
+    if not is_booted:
+        return Systemd.NONE
+    if has_user_manager:
+        return Systemd.USER
+    return Systemd.SYSTEM if is_root else Systemd.NONE
+
+
 def plan_launch(host: LaunchHost, chosen: ProcessSet, order: LaunchOrder) -> Launch | Refusal:
     """How to start the agent that `order` asks for with the settings of `chosen`."""
     if chosen.binary_path is None:
@@ -134,7 +145,7 @@ def plan_launch(host: LaunchHost, chosen: ProcessSet, order: LaunchOrder) -> Lau
     if refusal is not None:
         return Refusal(refusal)
     env = _environment(host, chosen, order)
-    program = program_argv(host, chosen.binary_path)
+    program = program_argv(host, chosen.binary_path, mark=order.mark)
     is_limited = host.system == "linux" and order.enforce_cgroups and bool(order.limits)
     if is_limited and host.systemd is not Systemd.NONE:
         unit = f"kici-agent-{order.agent_id}"
@@ -153,10 +164,14 @@ def plan_launch(host: LaunchHost, chosen: ProcessSet, order: LaunchOrder) -> Lau
     return Launch(argv=program, env=env, group=group, is_own_agent=is_own)
 
 
-def program_argv(host: LaunchHost, binary_path: str) -> tuple[str, ...]:
-    """The agent program itself.  A name without a slash is this installation's."""
+def program_argv(host: LaunchHost, binary_path: str, *, mark: str) -> tuple[str, ...]:
+    """The agent program itself.  A name without a slash is this installation's.
+
+    Our own agent carries its mark on the command line, as an option that the interpreter does not know and keeps.
+    """
     if binary_path == OWN_AGENT:
-        return (host.python, "-P", "-m", "kici.apps.agent")  # -P: the work folder is no place to import from
+        # -P: the work folder is no place to import from.
+        return (host.python, "-P", "-X", mark, "-m", "kici.apps.agent")
     windows = host.system == "win32"
     if "/" not in binary_path and not (windows and "\\" in binary_path):
         separator = "\\" if windows else "/"

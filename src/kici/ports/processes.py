@@ -13,7 +13,7 @@ from typing import Final, Protocol
 MARK: Final = "AGENT_COMPUTE_MARK"
 """Environment name whose value says which compute a process belongs to.  Children inherit it.
 
-Not a `KICI_` name on purpose: agents refuse those that they do not know.
+An assignment to it as a word of the command line counts as well, for programs that close their environment.  Not a `KICI_` name on purpose: agents refuse those that they do not know.
 """
 
 
@@ -28,7 +28,7 @@ class ProcessId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a process ended.  Neither known: it was not ours to wait for (re-adopted after a restart)."""
+    """How a process ended.  Neither known: it was not ours to wait for (found again after a restart)."""
 
     code: int | None = None
     signal: int | None = None
@@ -38,7 +38,7 @@ class Exit:
             return f"exited with signal {self.signal}"
         if self.code is not None:
             return f"exited with code {self.code}"
-        return "exited (its status is unknown: it was started before this coordinator)"
+        return "exited (with which status is unknown: it is no child of this process)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +99,9 @@ class Processes(Starter, Protocol):
         """Running processes whose `MARK` begins with `prefix`, with the mark's value; session leaders first."""
         ...
 
-    async def end_tree(self, root: ProcessId, *, mark: str, grace_seconds: float) -> bool:
+    async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
         """End a program and everything it started: its descendants, its session, whatever carries its mark.
+        Without a root, what carries the mark.
 
         Asks its process group first (TERM), then forces (KILL) what is left after `grace_seconds`; 0 forces at
         once.  Returns whether nothing is left.  A root that is gone is no error: its remains are ended.

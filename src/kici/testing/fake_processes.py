@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final
 
 from kici.domain.errors import DeterministicRefusal, Retryable
-from kici.ports.processes import Completed, Exit, Process, ProcessId, Program
+from kici.ports.processes import MARK, Completed, Exit, Process, ProcessId, Program
 from kici.testing.fake_files import FakeFiles
 
 TERM: Final = 15
@@ -25,6 +25,8 @@ class Script:
     start_seconds: float = 0.0
     """How long starting it takes."""
     output: str = ""
+    prints_environment: str | None = None
+    """Print `hello` and this variable, then the mark and the names of all others."""
     lives_seconds: float | None = None
     """None: until it is ended."""
     exit: Exit = field(default_factory=lambda: Exit(code=0))
@@ -66,7 +68,7 @@ class FakeHost:
 
     def run(self, program: Program, script: Script) -> Running:
         self.started.append(program)
-        self.files.append(program.output, script.output.encode())
+        self.files.append(program.output, _output_of(script, program).encode())
         root = self._add(program.mark, script, None)
         for _ in range(script.children):
             self._add(program.mark, Script(ignores_term=script.ignores_term), root.id.pid)
@@ -79,6 +81,13 @@ class FakeHost:
         one = Running(ProcessId(pid=pid, started=pid * 7, boot=self.boot), mark, script, parent)
         self.table[pid] = one
         return one
+
+
+def _output_of(script: Script, program: Program) -> str:
+    if script.prints_environment is None:
+        return script.output
+    lines = ["hello", program.env[script.prints_environment], f"{MARK}={program.mark}", *sorted(program.env)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 class FakeProcess:
@@ -112,7 +121,7 @@ class FakeProcesses:
     async def start(self, program: Program) -> Process:
         script = self._host.scripts.get(program.argv[0])
         if script is None:
-            raise DeterministicRefusal(f"no program {program.argv[0]} on this host")
+            raise DeterministicRefusal(f"this host refuses to start {program.argv[0]}: no such program")
         if script.start_seconds:
             await asyncio.sleep(script.start_seconds)
         if script.start_error is not None:
@@ -129,7 +138,7 @@ class FakeProcesses:
         found = (one for one in self._host.running() if one.mark.startswith(prefix))
         return [(one.mark, one.id) for one in sorted(found, key=lambda one: (one.parent is not None, one.id.pid))]
 
-    async def end_tree(self, root: ProcessId, *, mark: str, grace_seconds: float) -> bool:
+    async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
         family = [one for one in self._host.running() if one.mark == mark or one.id == root]
         for one in family:
             if grace_seconds > 0 and not one.script.ignores_term:

@@ -24,7 +24,7 @@ from kici.domain.spawn import ScaleDownReason
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
-from kici.ports.processes import Exit, Process, ProcessId, Program
+from kici.ports.processes import MARK, Exit, Process, ProcessId, Program
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ TAIL_LINES: Final = 50
 TAIL_CHARACTERS: Final = 2048
 REMEMBERED_MAX: Final = 200
 """Agents that are gone whose last output can still be asked for."""
+_AGENT_ID: Final = re.compile(r"scaler-[a-z-]+-[0-9a-f]{8}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -219,6 +220,7 @@ class BareMetalBackend:
                 token=order.token,
                 limits=order.limits,
                 enforce_cgroups=self._settings.enforce_cgroups,
+                mark=f"{MARK}={self._files.mark(order.agent_id)}",
             ),
         )
         if isinstance(launch, Refusal):
@@ -313,7 +315,9 @@ class BareMetalBackend:
         prefix = self._files.mark_prefix
         found: dict[AgentId, list[ProcessId]] = {}
         for mark, process_id in await self._tools.processes.marked(prefix):
-            found.setdefault(AgentId(mark.removeprefix(prefix)), []).append(process_id)
+            # Anybody may put anything into an environment; what is no id of ours becomes no path of ours.
+            if _AGENT_ID.fullmatch(name := mark.removeprefix(prefix)):
+                found.setdefault(AgentId(name), []).append(process_id)
         return found
 
     def _adopt(self, record: AgentRecord, marked: Sequence[ProcessId]) -> Process | None:

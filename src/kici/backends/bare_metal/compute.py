@@ -20,7 +20,6 @@ REMEMBERED_LINES: Final = 50
 COMMAND_SECONDS: Final = 5.0
 EMPTY_TRIES: Final = 100
 EMPTY_SECONDS: Final = 0.02
-_NO_PROCESS: Final = ProcessId(pid=0, started=0, boot="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ class Ender:
         """The same for one that is only known by its record, or by its mark."""
         group = None if record is None else self.find_group(record)
         if record is None:
-            await self._end_family(_NO_PROCESS, agent_id, 0)
+            await self._end_family(None, agent_id, 0)
         else:
             await self._end(record, None, group, 0)
         await self._files.remove(agent_id)
@@ -128,19 +127,20 @@ class Ender:
         has_ended = process is not None and not process.is_alive()
         # A group holds everything that its program ever started, so an empty one needs no search.
         if not (has_ended and group is not None and group.kill()):
-            await self._end_family(record.process or _NO_PROCESS, record.agent_id, grace_seconds)
+            await self._end_family(record.process, record.agent_id, grace_seconds)
         if record.unit is not None:
             await self._end_unit(record.unit)
         if group is not None and not await self._emptied(group):
             raise Retryable(f"processes of agent {record.agent_id} are still in {group.folders[0]} after KILL")
 
-    async def _end_family(self, root: ProcessId, agent_id: AgentId, grace_seconds: float) -> None:
+    async def _end_family(self, root: ProcessId | None, agent_id: AgentId, grace_seconds: float) -> None:
         if self._host.system == "win32":
-            await self._end_windows_tree(root)
+            if root is not None:
+                await self._end_windows_tree(root)
             return
         mark = self._files.mark(agent_id)
         if not await self._tools.processes.end_tree(root, mark=mark, grace_seconds=grace_seconds):
-            raise Retryable(f"processes of agent {agent_id} (process {root.pid}) are still there after KILL")
+            raise Retryable(f"processes of agent {agent_id} are still there after KILL")
 
     async def _end_unit(self, unit: str) -> None:
         """Whatever left the family but not the scope.  A scope that is gone makes this fail, which is fine."""

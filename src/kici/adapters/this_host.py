@@ -1,0 +1,42 @@
+"""The machine that we run on, in the terms that decisions about launching need."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from kici.adapters.cgroups import LinuxCgroups, NoCgroups
+from kici.adapters.processes import LinuxProcesses
+from kici.adapters.processes_portable import PortableProcesses
+from kici.decide.launch import CgroupSupport, LaunchHost, Systemd, systemd_of
+from kici.ports.cgroups import Cgroups
+from kici.ports.processes import Processes
+
+
+def this_processes() -> Processes:
+    return LinuxProcesses() if sys.platform == "linux" else PortableProcesses()
+
+
+def this_cgroups() -> Cgroups:
+    return LinuxCgroups() if sys.platform == "linux" else NoCgroups()
+
+
+def launch_host(environment: Mapping[str, str], support: CgroupSupport) -> LaunchHost:
+    """`environment` is the coordinator's own."""
+    return LaunchHost(
+        system=sys.platform,
+        environment=environment,
+        python=sys.executable,
+        program_folder=str(Path(sys.executable).parent),
+        systemd=_systemd(environment),
+        cgroups=support,
+    )
+
+
+def _systemd(environment: Mapping[str, str]) -> Systemd:
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    return systemd_of(
+        is_booted=Path("/run/systemd/system").is_dir(),
+        has_user_manager=bool(runtime) and Path(runtime, "systemd", "private").exists(),
+        is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
+    )
