@@ -18,6 +18,7 @@ from kici.config.reference import configuration_page
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
 from kici.domain.moves import Moves
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
+from kici.wire import reference
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs" / "reference"
@@ -120,10 +121,17 @@ def statements() -> str:
 
 # --- all pages
 
+
+def protocol() -> str:
+    """Messages, limits and close codes of agents."""
+    return f"# The agent protocol\n\n{GENERATED}{reference.page()}"
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration_page,
     "state-machines.md": state_machines,
     "statements.md": statements,
+    "protocol.md": protocol,
 }
 
 

@@ -51,6 +51,9 @@ class AuthRequest(Message, frozen=True, kw_only=True, tag="auth.request"):
     token: str | None = None
     protocol_version: int = PROTOCOL_VERSION
 
+    def __repr__(self) -> str:
+        return "AuthRequest(...)"  # the token stays out of logs
+
 
 class AgentRegister(Message, frozen=True, kw_only=True, tag="agent.register"):
     agent_id: str
@@ -125,6 +128,9 @@ class ClaimCredentials(Message, frozen=True, kw_only=True, tag="scaler.claim-cre
     request_id: str
     claim_code: str
 
+    def __repr__(self) -> str:
+        return f"ClaimCredentials({self.request_id!r})"
+
 
 # --- coordinator -> agent
 
@@ -179,7 +185,12 @@ class JobStart(Message, frozen=True, kw_only=True, tag="job.start"):
     secrets: dict[str, str] = {}
     """Environment name -> plain value.  For the step's own process only; masked in its output."""
     timeout_ms: int | None = None
+    """None: the agent's default."""
     max_log_bytes: int | None = None
+    """Output kept, both streams together; None: the agent's default."""
+
+    def __repr__(self) -> str:
+        return f"JobStart({self.job_id!r})"  # no command, environment or secret in a log
 
 
 class JobCancel(Message, frozen=True, kw_only=True, tag="job.cancel"):
@@ -211,6 +222,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     agent_id: str
     orchestrator_url: str = ""
     labels: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.agent_id!r})"
 
 
 class ClaimCredentialsResponse(Message, frozen=True, kw_only=True, tag="scaler.claim-credentials.response"):
