@@ -1,13 +1,12 @@
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
 
 @pytest.fixture
-async def slow_to_set_up() -> AsyncIterator[float]:
+async def slow_to_set_up() -> float:
     await asyncio.sleep(500)
-    yield asyncio.get_running_loop().time()
+    return asyncio.get_running_loop().time()
 
 
 async def test_fixtures_and_tests_of_the_folder_share_one_virtual_loop(slow_to_set_up: float) -> None:
