@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 
 from kici.config.reference import configuration_page
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
+from kici.domain.knobs import KNOBS
 from kici.domain.moves import Moves
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
 from kici.wire import reference
@@ -119,6 +120,27 @@ def statements() -> str:
     return head + "| statement | shown by |\n| --- | --- |\n" + "".join(rows)
 
 
+# --- live settings
+
+
+def settings() -> str:
+    """What may be changed while everything runs."""
+    rows = [
+        f"| `{knob.name}` | {knob.default} | {knob.minimum} | {knob.unit} | {'yes' * knob.per_org} | {knob.doc} |\n"
+        for knob in KNOBS.values()
+    ]
+    return "".join(
+        [
+            "# Live settings\n\n",
+            GENERATED,
+            "\nChanged with `kici-admin settings set NAME=VALUE` (`--org ORG` where the table says so), in force "
+            "within ten seconds on every coordinator.\n\n",
+            "| setting | default | minimum | unit | per org | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
+            *rows,
+        ]
+    )
+
+
 # --- all pages
 
 
@@ -130,6 +152,7 @@ def protocol() -> str:
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration_page,
     "state-machines.md": state_machines,
+    "settings.md": settings,
     "statements.md": statements,
     "protocol.md": protocol,
 }
