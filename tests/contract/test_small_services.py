@@ -5,7 +5,7 @@ import pytest
 from kici.observe.metrics import Metrics
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.retention import Retention
-from kici.services.settings import LiveSettings
+from kici.services.settings import LiveSettings, SettingsRefresh
 from kici.services.tokens import TokenPurge, Tokens
 from kici.stores.sqlite.open import open_sqlite
 from kici.testing.builders import an_instance
@@ -29,12 +29,13 @@ class Bench:
             "retention": lambda: Retention(
                 store=store, clock=clock, settings=LiveSettings(store=store, clock=clock), metrics=Metrics()
             ),
+            "settings refresh": lambda: SettingsRefresh(settings=LiveSettings(store=store, clock=clock)),
             "token purge": lambda: TokenPurge(tokens=Tokens(store=store, clock=clock, entropy=SeededEntropy(2))),
         }
 
 
 @pytest.mark.parametrize("case", contract.CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("name", ["heartbeat", "retention", "token purge"])
+@pytest.mark.parametrize("name", ["heartbeat", "retention", "settings refresh", "token purge"])
 def test_service(name: str, case: contract.Case) -> None:
     async def check() -> None:
         bench = Bench()

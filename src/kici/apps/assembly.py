@@ -288,7 +288,7 @@ class Coordinator:
         await self.recovery.jobs()
         supervisor = given.supervisor
         supervisor.service("heartbeat", self.heartbeat.run)
-        supervisor.service("settings", SettingsRefresh(settings=self.settings, clock=given.clock).run)
+        supervisor.service("settings", SettingsRefresh(settings=self.settings).run)
         supervisor.service("sessions", self.sessions.run)
         supervisor.service("pending-scale", self.pending.run)
         supervisor.service("queue", self.queue.run)

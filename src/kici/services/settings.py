@@ -14,6 +14,7 @@ from typing import Final, Never
 from kici.domain.errors import Misconfigured, StoreDown
 from kici.domain.ids import OrgId
 from kici.domain.knobs import KNOBS, Knob, SettingRow, Values, effective, patch_problems
+from kici.kit.ticker import Ticker
 from kici.ports.clock import Clock
 from kici.ports.store import SettingsStore
 
@@ -54,7 +55,10 @@ class LiveSettings:
         self._clock = clock
         self._configured = dict(configured or {})
         self._cache: OrderedDict[OrgId | None, _Cached] = OrderedDict()
+        self._peeked: dict[OrgId, None] = {}
         self._reading = asyncio.Lock()
+        self.refresh_due = Ticker(CACHE_SECONDS)
+        """The pace of `SettingsRefresh`."""
 
     async def view(self, org: OrgId | None = None) -> SettingsView:
         """The values in force for an org (None: the cluster's).  Never fails."""
@@ -65,8 +69,22 @@ class LiveSettings:
         return (await self.view(org))[knob]
 
     def peek(self, knob: Knob, org: OrgId | None = None) -> int:
-        """The value last read, for those who cannot wait; `SettingsRefresh` keeps it at most ten seconds old."""
+        """The value last read, for those who cannot wait; `SettingsRefresh` keeps it at most ten seconds old.
+
+        Of an org that was never read this is the cluster's, until the refresh that this call asks for.
+        """
+        if org is not None:
+            if org not in self._cache:
+                self.refresh_due.nudge()
+            self._peeked[org] = None
         return self._remembered(org)[knob]
+
+    async def refresh(self) -> None:
+        """Read the cluster's values and those of the orgs that somebody peeked at since the last time."""
+        peeked, self._peeked = self._peeked, {}
+        for org in (None, *list(peeked)[-ORGS_CACHED_MAX:]):
+            async with self._reading:
+                await self._read(org)
 
     async def strict(self, org: OrgId | None = None) -> SettingsView:
         """As `view`, but raises `StoreDown` when the values could not be read within the last ten seconds."""
@@ -153,16 +171,19 @@ def _readable(cached: _Cached) -> SettingsView:
 
 
 class SettingsRefresh:
-    """Reads the cluster's settings every ten seconds, for those who only peek."""
+    """Reads settings every ten seconds, for those who only peek."""
 
-    def __init__(self, *, settings: LiveSettings, clock: Clock) -> None:
+    def __init__(self, *, settings: LiveSettings) -> None:
         self._settings = settings
-        self._clock = clock
 
     async def run(self) -> Never:
         while True:
-            await self._clock.sleep(CACHE_SECONDS)
-            await self._settings.view()
+            await self.tick()
+            await self._settings.refresh_due.next()
+
+    async def tick(self) -> None:
+        """One reading.  Never fails."""
+        await self._settings.refresh()
 
 
 def _known(values: Values) -> Values:

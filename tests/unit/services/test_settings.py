@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -16,7 +17,7 @@ from kici.domain.knobs import (
 )
 from kici.ports.store import Store
 from kici.services import settings as module
-from kici.services.settings import CACHE_SECONDS, LiveSettings
+from kici.services.settings import CACHE_SECONDS, LiveSettings, SettingsRefresh
 from kici.testing.faulty_store import StoreFaults, faulty
 from kici.testing.sim_clock import SimClock
 from kici.testing.sim_store import a_store
@@ -240,3 +241,38 @@ async def test_memory_is_bounded_over_orgs() -> None:
         assert world.faults.calls["settings_version"] == before
         await world.settings.view(OrgId("org-0"))
         assert world.faults.calls["settings_version"] == before + 1
+
+
+@virtual
+async def test_those_who_only_peek_see_changes_within_ten_seconds_and_orgs_at_once() -> None:
+    async with a_world() as world:
+        elsewhere = world.coordinator()
+        running = asyncio.create_task(SettingsRefresh(settings=elsewhere).run())
+        await world.settings.patch(None, {"scaler_spawn_timeout_ms": 2000})
+        await world.settings.patch(ORG, {"scaler_spawn_timeout_ms": 3000})
+        await world.clock.sleep(0.1)
+        assert elsewhere.peek(SCALER_SPAWN_TIMEOUT_MS) == 2000
+        assert elsewhere.peek(SCALER_SPAWN_TIMEOUT_MS, ORG) == 2000  # not read yet: this very call asks for it
+        await world.clock.sleep(0.1)
+        assert elsewhere.peek(SCALER_SPAWN_TIMEOUT_MS, ORG) == 3000
+        await world.settings.patch(None, {"scaler_spawn_timeout_ms": 4000})
+        await world.settings.patch(ORG, {"scaler_spawn_timeout_ms": 5000})
+        await world.clock.sleep(CACHE_SECONDS)
+        assert elsewhere.peek(SCALER_SPAWN_TIMEOUT_MS) == 4000
+        assert elsewhere.peek(SCALER_SPAWN_TIMEOUT_MS, ORG) == 5000
+        running.cancel()
+
+
+@virtual
+async def test_orgs_that_nobody_asks_for_are_not_read() -> None:
+    async with a_world() as world:
+        refresh = SettingsRefresh(settings=world.settings)
+        world.settings.peek(SCALER_SPAWN_TIMEOUT_MS, ORG)
+        await refresh.tick()
+        reads = world.faults.calls["settings"]
+        await refresh.tick()
+        assert world.faults.calls["settings"] == reads + 1
+        world.faults.is_down = True
+        await world.clock.sleep(CACHE_SECONDS)
+        await refresh.tick()
+        assert world.settings.peek(SCALER_SPAWN_TIMEOUT_MS) == 300_000
