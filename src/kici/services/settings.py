@@ -76,13 +76,14 @@ class LiveSettings:
         if org is not None:
             if org not in self._cache:
                 self.refresh_due.nudge()
-            self._peeked[org] = None
+            if len(self._peeked) < ORGS_CACHED_MAX:
+                self._peeked[org] = None
         return self._remembered(org)[knob]
 
     async def refresh(self) -> None:
         """Read the cluster's values and those of the orgs that somebody peeked at since the last time."""
         peeked, self._peeked = self._peeked, {}
-        for org in (None, *list(peeked)[-ORGS_CACHED_MAX:]):
+        for org in (None, *peeked):
             async with self._reading:
                 await self._read(org)
 
