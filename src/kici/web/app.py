@@ -1,6 +1,7 @@
 """The HTTP application: all routes over one surface."""
 
 import asyncio
+from functools import cache
 from http import HTTPStatus
 from typing import Final
 
@@ -40,11 +41,15 @@ def build_app(surface: Surface, logins: Logins) -> web.Application:
     return app
 
 
-def _openapi_route(version: str) -> Route:
-    description = msgspec.json.encode(describe(ROUTES, version=version))
+@cache
+def _description(version: str) -> bytes:
+    """Made when it is first asked for: that takes longer than everything else at the start."""
+    return msgspec.json.encode(describe(ROUTES, version=version))
 
+
+def _openapi_route(version: str) -> Route:
     async def openapi(call: Call) -> web.Response:
-        return web.Response(body=description, content_type=JSON, status=HTTPStatus.OK)
+        return web.Response(body=_description(version), content_type=JSON, status=HTTPStatus.OK)
 
     return Route(
         method=hdrs.METH_GET,
