@@ -10,9 +10,10 @@ import pwd
 import random
 import signal
 import sys
-from collections.abc import Awaitable, Iterator, Mapping
+import traceback
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from kici.agent import host
 from kici.agent.connection import NO_CLOSE_FRAME, Connection, open_connection
@@ -103,12 +104,13 @@ class Program:
             return ExitCode.MISCONFIGURED
         if self._settings.inside_vm and (problem := host.close_metadata()):
             self._notes.warning("agent.metadata", problem)
+        self._loop.set_exception_handler(lambda _, context: self._crash(context.get("exception"), context["message"]))
         self._handle_signals()
         async with Supervisor("agent") as tasks:
             self._tasks = tasks
             await self._serve_health()
             self._apply(self._half.start(self._loop.time()))
-            _ = tasks.spawn("stale", self._collect())
+            _ = tasks.spawn("stale", self._guarded(self._collect()))
             last = await self._exit
             code = await self._end(last)
         return code
@@ -138,7 +140,7 @@ class Program:
         self._step = None
         self._step_over.set()
         if self._job_path is not None:
-            _ = self._tasks.spawn("clean", self._clean(remove_tree(self._job_path)))
+            _ = self._tasks.spawn("clean", self._guarded(self._clean(remove_tree(self._job_path))))
             self._job_path = None
         self._apply(self._half.step_ended(end, self._loop.time()))
 
@@ -150,12 +152,24 @@ class Program:
             self._apply(self._half.disconnected(NO_CLOSE_FRAME, str(error), self._loop.time()))
             return
         self._connection = connection
-        writer = self._tasks.spawn("writer", connection.write())
+        writer = self._tasks.spawn("writer", self._guarded(connection.write()))
         self._apply(self._half.connected(self._loop.time()))
         code, reason = await connection.read(lambda frame: self._apply(self._half.receive(frame, self._loop.time())))
         writer.cancel()
         self._connection = None
         self._apply(self._half.disconnected(code, reason, self._loop.time()))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 (nobody above us could do better than to end in order)
+            self._crash(error, "task failed")
+
+    def _crash(self, error: BaseException | None, text: str) -> None:
+        """A bug: better gone, with the job reported lost, than here and deaf."""
+        story = "".join(traceback.format_exception(error)) if error is not None else ""
+        self._notes.error("agent.crashed", text, story=story)
+        self._do(Exit(ExitCode.CRASHED, "crashed"))
 
     # --- effects
 
@@ -190,11 +204,11 @@ class Program:
                     self._connection.send(encode(message))
             case Connect(url):
                 self._notes.agent_id = self._half.agent_id
-                _ = self._tasks.spawn("connection", self._converse(url))
+                _ = self._tasks.spawn("connection", self._guarded(self._converse(url)))
             case Disconnect(code, reason):
                 self._notes.warning("agent.disconnects", reason, code=code)
                 if self._connection is not None:
-                    _ = self._tasks.spawn("close", self._connection.close(code, reason[:100]))
+                    _ = self._tasks.spawn("close", self._guarded(self._connection.close(code, reason[:100])))
             case _:
                 assert_never(effect)
 

@@ -78,7 +78,7 @@ class Step:
         pipes: dict[StreamNumber, tuple[int, int]] = {STDOUT: os.pipe(), STDERR: os.pipe()}
         try:
             self._process = self._popen(pipes[STDOUT][1], pipes[STDERR][1])
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
             for reader, _ in pipes.values():
                 os.close(reader)
             self._on_ended(_not_started(self._order.command, error))
@@ -204,6 +204,8 @@ def _not_started(command: Sequence[str], error: Exception) -> StepEnd:
     match error:
         case FileNotFoundError():
             return StepEnd(exit_code=NOT_FOUND, error=f"command not found: {name}")
+        case IndexError():
+            return StepEnd(exit_code=NOT_FOUND, error="the command is empty")
         case PermissionError():
             return StepEnd(exit_code=NOT_EXECUTABLE, error=f"not executable: {name}")
         case _:

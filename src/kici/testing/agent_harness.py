@@ -193,9 +193,13 @@ class AgentHarness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.gateway.close_all(CloseCode.GOING_AWAY, "the test is over")
-        await self._runner.cleanup()
+        await self.vanish()
         await self._tasks.__aexit__(None, None, None)
+
+    async def vanish(self) -> None:
+        """Close the port and every connection, for good."""
+        self.gateway.close_all(CloseCode.GOING_AWAY, "gone")
+        await self._runner.cleanup()
 
     def now(self) -> float:
         return self._clock.monotonic()
@@ -292,6 +296,12 @@ class AgentHarness:
         if self.behaviour.acknowledges_output:
             session.send(LogAck(job_id=chunk.job_id, stream=chunk.stream, offset=len(stored)))
 
+    def acknowledge_all(self) -> None:
+        """Say of all stored output that it is stored."""
+        for job_id, job in self.jobs.items():
+            self.agents[-1].send(LogAck(job_id=job_id, stream=1, offset=len(job.output[1])))
+            self.agents[-1].send(LogAck(job_id=job_id, stream=2, offset=len(job.output[2])))
+
     def _finish(self, session: HarnessSession, report: JobStatusReport) -> None:
         job = self.jobs[report.job_id]
         stored = (len(job.output[1]), len(job.output[2]))
@@ -361,6 +371,12 @@ class AgentProcess:
         async with asyncio.timeout(seconds):
             return await self._process.wait()
 
+    @property
+    def resident_kb(self) -> int:
+        """Memory of the process right now."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
     def events(self) -> list[Mapping[str, Any]]:
         """What it logged."""
         lines = self.log.read_bytes().splitlines()
@@ -374,6 +390,11 @@ class AgentProcess:
             for path in base.rglob("*")
             if path.name != ".lock"
         )
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, zombies included."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def _source_path() -> str:

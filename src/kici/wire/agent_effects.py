@@ -15,6 +15,8 @@ class ExitCode(IntEnum):
     MISCONFIGURED = 2
     ORPHANED = 3
     """No coordinator was reached for too long."""
+    CRASHED = 4
+    """A fault of the agent itself: its log has the story."""
 
 
 @dataclass(frozen=True, slots=True)
