@@ -25,6 +25,7 @@ from kici.config.names import (
     is_free,
     why_unused,
 )
+from kici.config.nodes import shortened
 from kici.config.problems import did_you_mean
 from kici.domain.errors import Misconfigured
 
@@ -269,7 +270,7 @@ def read_settings(environ: Mapping[str, str], **flags: object) -> CoordinatorSet
         try:
             values[name] = read(text)
         except _Unfit as unfit:
-            found = "a value that I do not show" if name in SECRETS else f'"{text[:60]}"'
+            found = "a value that I do not show" if name in SECRETS else f'"{shortened(text)}"'
             problems.append(SettingProblem(name=source, found=found, expected=unfit.expected, hint=unfit.hint))
     values.setdefault("data_dir", default_data_dir(environ))
     forwarded = {name.removeprefix(FORWARD_PREFIX): value for name, value in environ.items() if _is_forwarded(name)}
@@ -306,10 +307,10 @@ def _judge_names(
             continue
         reason = why_unused(name)
         if reason is not None:
-            notices.append(f"{name} has no effect: {reason}")
+            notices.append(f"{shortened(name)} has no effect: {reason}")
             continue
         problem = SettingProblem(
-            name=name,
+            name=shortened(name),
             found="a variable that no program here knows",
             expected="a known name",
             hint=did_you_mean(name, known) or "KICI_DEV=true lets it pass",
@@ -346,7 +347,7 @@ def _reader(hint: Any) -> Callable[[str], Any]:
     if hint is str:
         return str
     if hint is Path:
-        return lambda text: Path(text).expanduser()
+        return _path
     return _choice(tuple(hint))
 
 
@@ -355,7 +356,7 @@ def _number(limits: From) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         expected = f"a whole number, {limits.minimum} or more{top}"
-        if not text.strip().isdecimal() or len(text) > 18:
+        if not (text.isascii() and text.strip().isdecimal()) or len(text) > 18:
             raise _Unfit(expected)
         value = int(text)
         if value < limits.minimum or (limits.maximum is not None and value > limits.maximum):
@@ -373,6 +374,13 @@ def _text(like: Like) -> Callable[[str], str]:
             raise _Unfit(like.words, str(error)) from None
 
     return read
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise _Unfit("a path", "nobody has that home folder") from None
 
 
 def _flag(text: str) -> bool:
