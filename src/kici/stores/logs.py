@@ -7,7 +7,7 @@ from kici.domain.ids import Instant, JobId
 from kici.domain.logs import LogChunk, NewChunk, Stream
 from kici.stores.database import Params, Part, Rows, Step
 from kici.stores.query import Query
-from kici.stores.rows import chunk_from
+from kici.stores.rows import chunk_from, to_json
 
 CHUNKS_READ_MAX: Final = 1000
 
@@ -18,36 +18,33 @@ class Logs(Part):
     ) -> Mapping[JobId, Mapping[Stream, int]]:
         if not chunks:
             return {}
-        # Appends to one job wait for each other, so that its followers see positions in order of commit;
-        # taking the jobs in one order keeps two batches from waiting for each other in a circle.
-        ordered = sorted(chunks, key=lambda chunk: chunk.job_id)
-        job_ids = list(dict.fromkeys(chunk.job_id for chunk in ordered))
-        results = await self._database.unit(
-            [
-                Step(
-                    Query.APPEND_LOG,
-                    {
-                        "job_id": chunk.job_id,
-                        "stream": int(chunk.stream),
-                        "byte_offset": chunk.offset,
-                        "data": chunk.data,
-                        "now": now,
-                    },
-                )
-                for chunk in ordered
-            ]
-            + [Step(Query.LOG_ENDS, {"job_id": job_id}) for job_id in job_ids]
-        )
+        jobs: Params = {"job_ids": to_json(sorted({chunk.job_id for chunk in chunks}))}
+        appends = [Step(Query.APPEND_LOG, _append(chunk, now)) for chunk in chunks]
+        results = await self._database.unit([Step(Query.LOCK_LOGS, jobs), *appends, Step(Query.LOG_ENDS, jobs)])
         assert results is not None, "nothing here is a guard"
-        return {job_id: _ends(rows) for job_id, rows in zip(job_ids, results[len(ordered) :], strict=True)}
+        return _ends(results[-1])
 
     async def log_ends(self, job_id: JobId) -> Mapping[Stream, int]:
-        return _ends(await self._database.read(Query.LOG_ENDS, {"job_id": job_id}))
+        rows = await self._database.read(Query.LOG_ENDS, {"job_ids": to_json([job_id])})
+        return _ends(rows).get(job_id, {})
 
     async def read_log(self, job_id: JobId, *, after: int, bytes_max: int) -> list[LogChunk]:
         params: Params = {"job_id": job_id, "after": after, "bytes_max": bytes_max, "chunks_max": CHUNKS_READ_MAX}
         return [chunk_from(row) for row in await self._database.read(Query.READ_LOG, params)]
 
 
-def _ends(rows: Rows) -> Mapping[Stream, int]:
-    return {Stream(row["stream"]): int(row["ends"]) for row in rows}
+def _append(chunk: NewChunk, now: Instant | None) -> Params:
+    return {
+        "job_id": chunk.job_id,
+        "stream": int(chunk.stream),
+        "byte_offset": chunk.offset,
+        "data": chunk.data,
+        "now": now,
+    }
+
+
+def _ends(rows: Rows) -> dict[JobId, dict[Stream, int]]:
+    ends: dict[JobId, dict[Stream, int]] = {}
+    for row in rows:
+        ends.setdefault(JobId(row["job_id"]), {})[Stream(row["stream"])] = int(row["ends"])
+    return ends

@@ -55,6 +55,7 @@ class Query(StrEnum):
     JOBS_LISTED = "jobs_listed"
     JOBS_OF_RUN = "jobs_of_run"
     JOBS_OWNED_BY = "jobs_owned_by"
+    LOCK_LOGS = "lock_logs"
     LOCK_SETTINGS = "lock_settings"
     LOG_ENDS = "log_ends"
     MARK_UNROUTABLE = "mark_unroutable"

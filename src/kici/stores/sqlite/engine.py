@@ -24,6 +24,7 @@ T = TypeVar("T")
 UNITS_PER_COMMIT_MAX: Final = 256
 UNITS_WAITING_MAX: Final = 20_000
 READERS: Final = 2
+CLOSED: Final = "the embedded store is closed"
 
 
 class Inline:
@@ -31,19 +32,28 @@ class Inline:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._closed = False
 
     async def read(self, query: Query, params: Params) -> Rows:
+        self._check_open()
         return self._core.read(query, params)
 
     async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:
+        self._check_open()
         (outcome,) = self._core.write([steps])
         return _given(outcome)
 
     async def migrate(self) -> list[int]:
+        self._check_open()
         return self._core.migrate()
 
     async def close(self) -> None:
+        self._closed = True
         self._core.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreDown(CLOSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ class Threads:
 
     def _open(self) -> asyncio.AbstractEventLoop:
         if self._closed:
-            raise StoreDown("the embedded store is closed")
+            raise StoreDown(CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop

@@ -1,7 +1,9 @@
 -- Each query is one statement.  Locks are taken in one order: a run before its jobs; a sweep takes runs in the order of
 -- their ids.  Counters on run and job rows make the end of a job one statement: an UPDATE that had to wait for a row
 -- goes on with the row as it is then, while everything else is read as of the start of the statement.
--- Results of changing parts are used by joins only, never by sub-selects: those would be run again after such a wait.
+-- After such a wait a joined row (IN (SELECT ...) is a join, too) is still the one that matched at first, so a guard with
+-- several values is = ANY (ARRAY(...)); and results of changing parts are used by joins only, since sub-selects would be
+-- run again.
 -- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
 
 -- name: submit_run
@@ -270,7 +272,7 @@ ended AS (
     FROM locked
     WHERE jobs.id = :job_id
         AND jobs.run_id = locked.id
-        AND jobs.status IN (SELECT value FROM json_array_elements_text(:from_statuses::JSON))
+        AND jobs.status = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
         AND (
             :grace_ms::BIGINT IS NULL

@@ -1,12 +1,12 @@
+-- name: lock_logs
+-- Let appends to these jobs take turns: each sees where the one before ended, and positions are in order of commit.
+SELECT pg_advisory_xact_lock(hashtextextended(job.id, 0))
+FROM (SELECT value AS id FROM json_array_elements_text(:job_ids::JSON) ORDER BY value) AS job;
+
 -- name: append_log
 -- Store an output chunk of an existing job, if it starts where its stream ends (the orchestrator's own lines always).
--- Appends to one job take turns, or a follower could pass a position that is committed later.
-WITH turn AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock(hashtextextended(:job_id, 0))
-)
 INSERT INTO log_chunks (job_id, stream, byte_offset, received_at, data)
 SELECT :job_id, :stream::SMALLINT, :byte_offset::BIGINT, COALESCE(:now, now_ms()), :data::BYTEA
-FROM turn
 WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job_id)
     AND (:stream::SMALLINT = 3 OR :byte_offset::BIGINT = COALESCE((
         SELECT byte_offset + octet_length(data) FROM log_chunks
@@ -17,12 +17,13 @@ WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job_id)
 ON CONFLICT (job_id, stream, byte_offset) DO NOTHING;
 
 -- name: log_ends
--- End of each stream of a job.
-SELECT each_stream.stream, last.ends
-FROM (VALUES (1), (2), (3)) AS each_stream (stream)
+-- End of each stream of some jobs.
+SELECT job.id AS job_id, each_stream.stream, last.ends
+FROM (SELECT value AS id FROM json_array_elements_text(:job_ids::JSON)) AS job
+CROSS JOIN (VALUES (1), (2), (3)) AS each_stream (stream)
 CROSS JOIN LATERAL (
     SELECT byte_offset + octet_length(data) AS ends FROM log_chunks
-    WHERE job_id = :job_id AND log_chunks.stream = each_stream.stream
+    WHERE log_chunks.job_id = job.id AND log_chunks.stream = each_stream.stream
     ORDER BY byte_offset DESC
     LIMIT 1
 ) AS last;

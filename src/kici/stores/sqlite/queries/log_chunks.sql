@@ -1,3 +1,7 @@
+-- name: lock_logs
+-- Appends take turns: here by themselves, since one connection writes.
+SELECT json_array_length(:job_ids) AS jobs;
+
 -- name: append_log
 -- Store an output chunk of an existing job, if it starts where its stream ends (the orchestrator's own lines always).
 INSERT INTO log_chunks (job_id, stream, byte_offset, received_at, data)
@@ -12,11 +16,13 @@ WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job_id)
 ON CONFLICT (job_id, stream, byte_offset) DO NOTHING;
 
 -- name: log_ends
--- End of each stream of a job.
-SELECT log_chunks.stream, log_chunks.byte_offset + length(log_chunks.data) AS ends
-FROM json_each('[1, 2, 3]') AS each_stream JOIN log_chunks ON log_chunks.position = (
+-- End of each stream of some jobs.
+SELECT log_chunks.job_id, log_chunks.stream, log_chunks.byte_offset + length(log_chunks.data) AS ends
+FROM json_each(:job_ids) AS job
+CROSS JOIN json_each('[1, 2, 3]') AS each_stream
+JOIN log_chunks ON log_chunks.position = (
     SELECT last.position FROM log_chunks AS last
-    WHERE last.job_id = :job_id AND last.stream = each_stream.value
+    WHERE last.job_id = job.value AND last.stream = each_stream.value
     ORDER BY last.byte_offset DESC
     LIMIT 1
 );
