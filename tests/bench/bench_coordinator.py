@@ -146,7 +146,7 @@ async def measure_start(store: str, url: str | None) -> list[Row]:
     rows = []
     async with coordinator(store, url) as bench:
         bench.program.stop(signal.SIGTERM)
-        seconds = []
+        seconds, memory = [], 0.0
         for _ in range(5):
             began = time.perf_counter()
             bench.program.start()

@@ -2,19 +2,18 @@
 
 import platform
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from kici.adapters.cgroups import LinuxCgroups, NoCgroups
 from kici.adapters.files import RealFiles
-from kici.adapters.processes import LinuxProcesses
-from kici.backends.bare_metal.backend import BareMetalBackend, BareMetalSettings
+from kici.adapters.this_host import launch_host, this_cgroups, this_processes
+from kici.adapters.zygote_client import Zygote
 from kici.backends.bare_metal.compute import Tools
+from kici.backends.bare_metal.factory import make_backend
 from kici.config.model import BackendType, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
-from kici.decide.launch import LaunchHost, ProcessSet
 from kici.decide.route import Router
 from kici.domain.errors import Misconfigured
 from kici.domain.platform import Host
@@ -22,6 +21,9 @@ from kici.kit.supervise import Supervisor
 from kici.ports.backend import Backend, OnExit
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
+
+AGENT: Final = "kici.agent.program:run"
+"""What the zygote runs in each process that it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +44,19 @@ class Site:
         return Host(sys.platform, platform.machine())
 
 
-def local_tools(clock: Clock) -> Tools:
+def local_zygote(clock: Clock) -> Zygote | None:
+    """What starts this installation's own agents without starting an interpreter for each; None: not here."""
+    return Zygote(python=sys.executable, target=AGENT, env={}, clock=clock) if sys.platform == "linux" else None
+
+
+def local_tools(clock: Clock, zygote: Zygote | None) -> Tools:
     """The means to start processes on this host."""
     return Tools(
-        processes=LinuxProcesses(),
+        processes=this_processes(),
         files=RealFiles(),
-        cgroups=LinuxCgroups() if sys.platform == "linux" else NoCgroups(),
+        cgroups=this_cgroups(),
         clock=clock,
+        zygote=zygote,
     )
 
 
@@ -77,30 +85,10 @@ def _runtime(entry: ScalerEntry, site: Site) -> ScalerRuntime:
 
 
 def _bare_metal(entry: ScalerEntry, site: Site) -> Backend:
-    return BareMetalBackend(
-        settings=BareMetalSettings(
-            scaler=entry.name,
-            max_agents=entry.max_agents,
-            sets=tuple(
-                ProcessSet(
-                    labels=chosen.labels,
-                    binary_path=chosen.binary_path,
-                    env=chosen.env or {},
-                    backpressure_mode=chosen.backpressure_mode,
-                    image=chosen.image,
-                )
-                for chosen in entry.label_sets
-            ),
-            enforce_cgroups=entry.enforce_cgroups,
-            data_dir=site.data_dir,
-        ),
-        host=LaunchHost(
-            system=sys.platform,
-            environment=site.environ,
-            python=sys.executable,
-            program_folder=sysconfig.get_path("scripts"),
-            cgroups=site.tools.cgroups.support,
-        ),
+    return make_backend(
+        entry,
+        data_dir=site.data_dir,
+        host=launch_host(site.environ, site.tools.cgroups.support),
         tools=site.tools,
         supervisor=site.supervisor,
         on_exit=site.on_exit,

@@ -22,7 +22,7 @@ from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.apps.assembly import Coordinator, Given
-from kici.apps.backends import Site, fleet_of, local_tools
+from kici.apps.backends import Site, fleet_of, local_tools, local_zygote
 from kici.apps.surface import surface_of
 from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
 from kici.config.load import load_scalers
@@ -87,6 +87,7 @@ class _Program:
         self._entropy = SystemEntropy()
         self._stopped = asyncio.Event()
         self._keeps_agents = False
+        self._zygote = local_zygote(self._clock)
 
     def stop(self, keep_agents: bool) -> None:  # noqa: FBT001 - the one thing to say
         self._keeps_agents = keep_agents
@@ -96,7 +97,7 @@ class _Program:
         data_dir = DataDir.open(self._settings.data_dir)
         try:
             listener = _listener(self._settings.host, self._settings.port)
-            store = await _open_store(self._settings, data_dir)
+            store = _open_store(self._settings, data_dir)
             try:
                 await store.migrate()
                 await self._serve(store, data_dir, listener)
@@ -122,6 +123,8 @@ class _Program:
             try:
                 await web.SockSite(runner, listener, backlog=BACKLOG).start()
                 supervisor.service("gateway", gateway.run)
+                if self._zygote is not None:
+                    supervisor.start("zygote", self._zygote.open())  # so that the first job need not wait for it
                 await coordinator.start()
                 self._listen_to_signals()
                 url = f"http://{_address(listener, self._settings.host)}"
@@ -131,6 +134,8 @@ class _Program:
                     await coordinator.shutdown(keep_agents=self._keeps_agents)
             finally:
                 await runner.cleanup()
+                if self._zygote is not None:
+                    await self._zygote.close()
 
     def _coordinator(
         self, store: Store, data_dir: DataDir, listener: socket.socket, supervisor: Supervisor, sealer: Sealer
@@ -151,7 +156,7 @@ class _Program:
             clock=self._clock,
             supervisor=supervisor,
             on_exit=ended,
-            tools=local_tools(self._clock),
+            tools=local_tools(self._clock, self._zygote),
         )
         now = self._clock.now()
         coordinator = Coordinator(
@@ -224,7 +229,7 @@ def _address(listener: socket.socket, host: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store:
+def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store:
     """The embedded store, unless a database is named.  Drivers are imported when they are used."""
     if settings.database_url is None:
         from kici.stores.sqlite.open import open_sqlite
@@ -232,7 +237,7 @@ async def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store
         return open_sqlite(str(data_dir.path / DATABASE))
     from kici.stores.postgres.open import open_postgres
 
-    return await open_postgres(
+    return open_postgres(
         settings.database_url,
         pool_max=settings.db_pool_max,
         acquire_timeout_seconds=settings.db_pool_acquire_timeout_ms / 1000,

@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar, assert_never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.agent import AgentToken
-from kici.domain.errors import StoreDown
+from kici.domain.errors import Conflict, StoreDown
 from kici.domain.ids import ConnectionId, JobId
 from kici.domain.logs import NewChunk, Stream
 from kici.observe.events import Event, emit
@@ -189,7 +189,12 @@ class AgentConnection:
             self._violation(message.job_id)
             return
         chunk = NewChunk(job_id=job_id, stream=Stream(message.stream), offset=message.offset, data=message.data)
-        end = await self._patiently(lambda: self._work.logs.append(chunk))
+        try:
+            end = await self._patiently(lambda: self._work.logs.append(chunk))
+        except Conflict as error:  # it comes back and sends from where the stored output ends
+            self.close(CloseCode.INTERNAL, str(error))
+            await self._doors.gone(self, str(error))
+            return
         self.send(LogAck(job_id=message.job_id, stream=message.stream, offset=end))
 
     def _violation(self, job_id: str) -> None:
