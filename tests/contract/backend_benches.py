@@ -12,9 +12,10 @@ from kici.adapters.cgroups import LinuxCgroups, NoCgroups
 from kici.adapters.clock import RealClock
 from kici.adapters.files import RealFiles
 from kici.adapters.processes import LinuxProcesses
+from kici.adapters.zygote_client import Zygote
 from kici.backends.bare_metal.backend import BareMetalBackend, BareMetalSettings
 from kici.backends.bare_metal.compute import Tools
-from kici.decide.launch import CgroupSupport, LaunchHost, ProcessSet
+from kici.decide.launch import OWN_AGENT, CgroupSupport, LaunchHost, ProcessSet
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.resources import NOTHING
 from kici.kit.supervise import Supervisor
@@ -103,7 +104,8 @@ class BareMetalBench:
                 scaler=SCALER,
                 max_agents=MAX_AGENTS,
                 sets=tuple(
-                    ProcessSet(labels=("linux", kind.value), binary_path=path) for kind, path in self._programs.items()
+                    ProcessSet(labels=("linux", kind.value), binary_path=path, env={"STUB": kind.value})
+                    for kind, path in self._programs.items()
                 ),
                 enforce_cgroups=False,
                 data_dir=self._data_dir,
@@ -119,13 +121,16 @@ class BareMetalBench:
         return an_order(agent_id, kind)
 
     async def restart(self) -> None:
-        await self._stack.aclose()
+        await self._leave()
         await self.start()
+
+    async def _leave(self) -> None:
+        await self._stack.aclose()
 
     async def close(self) -> None:
         await self.backend.shutdown_all()
         await self.backend.cleanup_orphans(frozenset())
-        await self._stack.aclose()
+        await self._leave()
 
 
 class FakeHostBench(BareMetalBench):
@@ -190,13 +195,51 @@ class RealHostBench(BareMetalBench):
     async def die(self, agent_id: AgentId) -> None:
         processes = LinuxProcesses()
         mark = f"{self.data_dir}/agents/{agent_id}"
-        while not (found := await processes.marked(mark)):
-            await asyncio.sleep(0.01)  # it has no environment yet
+        while not (found := await processes.marked(mark)):  # noqa: ASYNC110  # in the midst of its exec
+            await asyncio.sleep(0.01)
         _, root = found[0]
         held = processes.adopt(root)
         assert held is not None
         held.send(signal.SIGKILL)
         await held.wait()
+
+
+STUB_AGENT = """
+import os, sys, time
+def run(environ):
+    if environ["STUB"] == "dies":
+        print("oh no")
+        return 3
+    if os.fork() == 0:
+        os.setsid()
+    print("ready")
+    time.sleep(1000)
+"""
+
+
+class ZygoteBench(RealHostBench):
+    """Agents forked from a zygote, with a stub for the agent program."""
+
+    def __init__(self, folder: Path, cgroups: Cgroups) -> None:
+        super().__init__(folder, cgroups)
+        (folder / "stub_agent.py").write_text(STUB_AGENT)
+        self._programs = dict.fromkeys(Kind, OWN_AGENT) | {Kind.REFUSED: MISSING}
+        self._env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": str(folder)}
+        self._make_tools = self._tools
+
+    def _tools(self) -> Tools:
+        self.zygote = Zygote(python=sys.executable, target="stub_agent:run", env=self._env, clock=RealClock())
+        return Tools(
+            processes=LinuxProcesses(),
+            files=RealFiles(),
+            cgroups=self._cgroups,
+            clock=RealClock(),
+            zygote=self.zygote,
+        )
+
+    async def _leave(self) -> None:
+        await super()._leave()
+        await self.zygote.close()
 
 
 def a_script(path: Path, text: str) -> Path:
@@ -243,8 +286,10 @@ async def bare_metal_on_a_fake_host() -> AsyncIterator[FakeHostBench]:
 
 
 @asynccontextmanager
-async def bare_metal(folder: Path, cgroups: Cgroups | None = None) -> AsyncIterator[RealHostBench]:
-    bench = RealHostBench(folder, cgroups or NoCgroups())
+async def bare_metal(
+    folder: Path, cgroups: Cgroups | None = None, make: type[RealHostBench] = RealHostBench
+) -> AsyncIterator[RealHostBench]:
+    bench = make(folder, cgroups or NoCgroups())
     await bench.start()
     try:
         yield bench
@@ -257,4 +302,10 @@ async def bare_metal(folder: Path, cgroups: Cgroups | None = None) -> AsyncItera
 @asynccontextmanager
 async def bare_metal_with_cgroups(folder: Path) -> AsyncIterator[RealHostBench]:
     async with bare_metal(folder, LinuxCgroups()) as bench:
+        yield bench
+
+
+@asynccontextmanager
+async def bare_metal_with_a_zygote(folder: Path) -> AsyncIterator[RealHostBench]:
+    async with bare_metal(folder, make=ZygoteBench) as bench:
         yield bench

@@ -38,3 +38,9 @@ async def test_bare_metal(case: Case, tmp_path: Path) -> None:
 async def test_bare_metal_with_cgroups(case: Case, tmp_path: Path) -> None:
     async with benches.bare_metal_with_cgroups(tmp_path) as bench:
         await case(bench)
+
+
+@cases
+async def test_bare_metal_with_a_zygote(case: Case, tmp_path: Path) -> None:
+    async with benches.bare_metal_with_a_zygote(tmp_path) as bench:
+        await case(bench)

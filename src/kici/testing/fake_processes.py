@@ -5,7 +5,7 @@ another over the same host, and it finds what the first one started.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -61,6 +61,8 @@ class FakeHost:
         self.boot = boot
         self.table: dict[int, Running] = {}
         self.started: list[Program] = []
+        self.is_stuck = False
+        """Nothing can be ended while this holds."""
         self._pids = count(100)
 
     def running(self) -> list[Running]:
@@ -116,7 +118,7 @@ class FakeProcesses:
         self._host = host
         self.commands: list[tuple[str, ...]] = []
         """Short commands that were run."""
-        self.command_result: Completed | Retryable = Completed(code=0, output="")
+        self.command: Callable[[Sequence[str]], Completed] = lambda argv: Completed(code=0, output="")
 
     async def start(self, program: Program) -> Process:
         script = self._host.scripts.get(program.argv[0])
@@ -139,6 +141,8 @@ class FakeProcesses:
         return [(one.mark, one.id) for one in sorted(found, key=lambda one: (one.parent is not None, one.id.pid))]
 
     async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
+        if self._host.is_stuck:
+            return False
         family = [one for one in self._host.running() if one.mark == mark or one.id == root]
         for one in family:
             if grace_seconds > 0 and not one.script.ignores_term:
@@ -152,6 +156,4 @@ class FakeProcesses:
 
     async def run(self, argv: Sequence[str], *, env: Mapping[str, str], timeout_seconds: float) -> Completed:
         self.commands.append(tuple(argv))
-        if isinstance(self.command_result, Retryable):
-            raise self.command_result
-        return self.command_result
+        return self.command(argv)
