@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kici.wire.agent_effects import Exit, StartStep, StepEnd, StopStep
 from kici.wire.agent_half import AgentHalf
-from kici.wire.agent_half import Phase as AgentPhase
 from kici.wire.agent_settings import AgentSettings
+from kici.wire.agent_states import Phase as AgentPhase
 from kici.wire.codec import BadFrame, UnknownType, decode_from_agent, decode_from_coordinator, encode
 from kici.wire.coordinator_half import Authenticate, Close, CoordinatorHalf, Phase, Received, Redeem, Register
 from kici.wire.messages import (

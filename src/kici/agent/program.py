@@ -38,7 +38,8 @@ from kici.wire.agent_effects import (
     StepEnd,
     StopStep,
 )
-from kici.wire.agent_half import STOP_GRACE_SECONDS, AgentHalf, Phase
+from kici.wire.agent_half import AgentHalf
+from kici.wire.agent_states import STOP_GRACE_SECONDS, Phase
 from kici.wire.codec import encode
 from kici.wire.messages import JobStart, StreamNumber
 

@@ -8,8 +8,7 @@ for which `register.ack` has no verdict is dropped.  Times are seconds of a mono
 """
 
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Final, assert_never
+from typing import assert_never
 
 from msgspec import structs
 
@@ -26,6 +25,18 @@ from kici.wire.agent_effects import (
     StopStep,
 )
 from kici.wire.agent_settings import AgentSettings
+from kici.wire.agent_states import (
+    CANCEL_GRACE_SECONDS_MAX,
+    FLUSH_SECONDS,
+    HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS_MIN,
+    SILENCE_SECONDS,
+    STOP_GRACE_SECONDS,
+    STOP_SECONDS,
+    TIMEOUT_GRACE_SECONDS,
+    Phase,
+    Timer,
+)
 from kici.wire.codec import BadFrame, UnknownType, decode_from_coordinator
 from kici.wire.held_job import HeldJob, JobPhase
 from kici.wire.leaving import leaves_after
@@ -60,39 +71,6 @@ from kici.wire.outbox import Outbox
 from kici.wire.route import Route
 from kici.wire.timers import Timers
 
-HANDSHAKE_SECONDS: Final = 30.0
-FLUSH_SECONDS: Final = 0.1
-HEARTBEAT_SECONDS_MIN: Final = 1.0
-SILENCE_SECONDS: Final = 50.0
-"""Without any sign of life (frames, pings, pongs) the connection counts as dead."""
-TIMEOUT_GRACE_SECONDS: Final = 10.0
-CANCEL_GRACE_SECONDS_MAX: Final = 30.0
-STOP_GRACE_SECONDS: Final = 3.0
-STOP_SECONDS: Final = 3.5
-"""From the agent's own TERM to its exit, acknowledged or not; clean-up has the rest of the fourth second."""
-
-
-class Phase(StrEnum):
-    OFFLINE = "offline"
-    CONNECTING = "connecting"
-    CLAIMING = "claiming"
-    AUTHENTICATING = "authenticating"
-    REGISTERING = "registering"
-    REGISTERED = "registered"
-    OVER = "over"
-
-
-class Timer(StrEnum):
-    RETRY = "retry"
-    HANDSHAKE = "handshake"
-    HEARTBEAT = "heartbeat"
-    SILENCE = "silence"
-    FLUSH = "flush"
-    IDLE = "idle"
-    STEP_TIMEOUT = "step timeout"
-    ORPHAN = "orphan"
-    STOP = "stop"
-
 
 class AgentHalf:
     """One agent, over all its connections.  `jitter` gives numbers from 0 to 1."""
@@ -106,6 +84,10 @@ class AgentHalf:
         self._phase = Phase.OFFLINE
         self._job: HeldJob | None = None
         self._ack = RegisterAck(agent_id=settings.register.agent_id)
+        self._is_dying = False
+        """The step of a job that was dropped is being killed; whatever a step reports is of that one."""
+        self._next_start: JobStart | None = None
+        """Told to start while the one before was dying."""
         self._jobs_done = 0
         self._is_draining = False
         self._is_stopping = False
@@ -122,7 +104,7 @@ class AgentHalf:
 
     @property
     def active_jobs(self) -> int:
-        return 0 if self._job is None else 1
+        return 0 if self._job is None and not self._is_dying else 1
 
     @property
     def jobs_done(self) -> int:
@@ -132,7 +114,7 @@ class AgentHalf:
     def wants_output(self) -> bool:
         """Whether the program should read on what the step writes."""
         job = self._job
-        return job is None or job.is_dropped or job.outbox.wants_more or self._phase is Phase.OVER
+        return job is None or self._is_dying or job.outbox.wants_more or self._phase is Phase.OVER
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do next."""
@@ -203,14 +185,14 @@ class AgentHalf:
     def step_started(self) -> list[Effect]:
         """The step's process is there."""
         job = self._job
-        if job is None or job.is_dropped or self._phase is not Phase.REGISTERED:
+        if job is None or self._phase is not Phase.REGISTERED:
             return []
         return [Send(JobStatusReport(job_id=job.job_id, state="running"))]
 
     def output(self, stream: StreamNumber, data: bytes, now: float) -> list[Effect]:
         """The step wrote something."""
         job = self._job
-        if job is None or job.is_dropped or self._phase is Phase.OVER:
+        if job is None or self._is_dying or self._phase is Phase.OVER:
             return []
         job.outbox.add(stream, data)
         if self._phase is not Phase.REGISTERED:
@@ -222,11 +204,13 @@ class AgentHalf:
     def step_ended(self, end: StepEnd, now: float) -> list[Effect]:
         """Nothing of the step is left, and all its output was given to `output`."""
         job = self._job
+        if self._is_dying:
+            self._is_dying = False
+            order, self._next_start = self._next_start, None
+            return [] if job is None or order is None else self._begin(job, order, now)
         if job is None or self._phase is Phase.OVER:
             return []
         self._timers.clear(Timer.STEP_TIMEOUT)
-        if job.is_dropped:
-            return self._job_over(now)
         job.end(end)
         if self._phase is Phase.REGISTERED:
             return self._flush(now)
@@ -251,7 +235,7 @@ class AgentHalf:
         if self._is_stopping or self._phase is Phase.OVER:
             return []
         self._is_draining = self._is_stopping = True
-        if job is None or job.phase is JobPhase.ACKED:
+        if job is None or job.phase is JobPhase.ACKED or self._is_dying:
             return self._leave("signal")
         self._timers.set(Timer.STOP, now + STOP_SECONDS)
         if job.phase is JobPhase.FINISHED:
@@ -362,7 +346,7 @@ class AgentHalf:
         effects: list[Effect] = [Send(ConfigAck())]
         if self._is_draining:
             effects.append(Send(AgentStatus(active_jobs=self.active_jobs, draining=True)))
-        if self._job is not None and not self._job.is_dropped:
+        if self._job is not None:
             verdicts = {verdict.job_id: verdict for verdict in ack.jobs}
             effects += self._resume(self._job, verdicts.get(self._job.job_id), now)
         return effects + self._wait(now)
@@ -376,7 +360,7 @@ class AgentHalf:
                 return self._drop(job, now)
 
     def _offered(self, offer: JobDispatch) -> list[Effect]:
-        if self._job is not None and self._job.job_id == offer.job_id and not self._job.is_dropped:
+        if self._job is not None and self._job.job_id == offer.job_id:
             return [Send(JobAck(job_id=offer.job_id))]
         if self._job is not None or self._is_draining:
             reason = "draining" if self._is_draining else "busy"
@@ -387,7 +371,7 @@ class AgentHalf:
 
     def _start_step(self, order: JobStart, now: float) -> list[Effect]:
         job = self._job
-        if job is None or job.job_id != order.job_id or job.is_dropped:
+        if job is None or job.job_id != order.job_id:
             reason = "the agent does not hold this job"
             return [Send(JobStatusReport(job_id=order.job_id, state="failed", reason=reason))]
         if job.phase is not JobPhase.ACKED:
@@ -396,16 +380,23 @@ class AgentHalf:
         outbox = Outbox(
             limit_bytes=max(0, limit), window_bytes=self._settings.window_bytes, drop=self._settings.drops_output
         )
-        job.start(order, outbox, timeout_ms=order.timeout_ms or self._settings.step_timeout_ms)
+        job.start(outbox, timeout_ms=order.timeout_ms or self._settings.step_timeout_ms)
+        if self._is_dying:
+            self._next_start = order
+            return []
+        return self._begin(job, order, now)
+
+    def _begin(self, job: HeldJob, order: JobStart, now: float) -> list[Effect]:
         self._timers.set(Timer.STEP_TIMEOUT, now + job.timeout_ms / 1000)
         return [StartStep(order)]
 
     def _cancel(self, message: JobCancel, now: float) -> list[Effect]:
         job = self._job
-        if job is None or job.job_id != message.job_id or job.phase is JobPhase.FINISHED or job.is_dropped:
+        if job is None or job.job_id != message.job_id or job.phase is JobPhase.FINISHED:
             return []
         job.is_cancelled = True
-        if job.phase is JobPhase.ACKED:
+        if job.phase is JobPhase.ACKED or self._is_dying:
+            self._next_start = None
             job.end(StepEnd(error="cancelled before it started"))
             return self._flush(now)
         grace_seconds = min(max(0, message.grace_ms) / 1000, CANCEL_GRACE_SECONDS_MAX)
@@ -413,7 +404,7 @@ class AgentHalf:
 
     def _status_acknowledged(self, job_id: str, now: float) -> list[Effect]:
         job = self._job
-        if job is None or job.job_id != job_id or job.is_dropped:
+        if job is None or job.job_id != job_id:
             return []
         return self._job_over(now) if job.phase is JobPhase.FINISHED else self._drop(job, now)
 
@@ -425,12 +416,12 @@ class AgentHalf:
 
     def _send_register(self) -> list[Effect]:
         self._phase = Phase.REGISTERING
-        held = [] if self._job is None or self._job.is_dropped else [self._job.ref()]
+        held = [] if self._job is None else [self._job.ref()]
         return [Send(structs.replace(self._register, in_flight_jobs=held))]
 
     def _flush(self, now: float) -> list[Effect]:
         job = self._job
-        if job is None or job.is_dropped:
+        if job is None:
             return []
         self._timers.set(Timer.FLUSH, now + FLUSH_SECONDS)
         effects: list[Effect] = [Send(chunk) for chunk in job.outbox.take(job.job_id)]
@@ -439,10 +430,11 @@ class AgentHalf:
         return effects
 
     def _drop(self, job: HeldJob, now: float) -> list[Effect]:
-        if job.phase is not JobPhase.RUNNING:
+        self._next_start = None
+        if job.phase is not JobPhase.RUNNING or self._is_dying:
             return self._job_over(now)
-        job.is_dropped = True
-        return [StopStep(job.job_id, 0.0)]
+        self._is_dying = True
+        return [StopStep(job.job_id, 0.0), *self._job_over(now)]
 
     def _time_out(self) -> list[Effect]:
         job = self._job

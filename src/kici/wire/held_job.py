@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from kici.domain.errors import Bug
 from kici.wire.agent_effects import StepEnd
-from kici.wire.messages import STDERR, STDOUT, JobRef, JobStart, JobState, JobStatusReport
+from kici.wire.messages import STDERR, STDOUT, JobRef, JobState, JobStatusReport
 from kici.wire.outbox import Outbox
 
 
@@ -18,12 +18,11 @@ class JobPhase(StrEnum):
 
 
 class HeldJob:
-    """At most one at a time; gone once its final status is acknowledged, or once it was dropped and has ended."""
+    """At most one at a time; gone once its final status is acknowledged, or once the coordinator dropped it."""
 
     __slots__ = (
         "final",
         "is_cancelled",
-        "is_dropped",
         "is_stopped",
         "job_id",
         "outbox",
@@ -42,15 +41,13 @@ class HeldJob:
         self.timeout_ms = 0
         self.timed_out = False
         self.is_cancelled = False
-        self.is_dropped = False
-        """The coordinator does not want to hear of it any more."""
         self.is_stopped = False
         """The agent itself is being stopped."""
 
     def ref(self) -> JobRef:
         return JobRef(job_id=self.job_id, run_id=self.run_id, phase=self.phase.value)
 
-    def start(self, order: JobStart, outbox: Outbox, *, timeout_ms: int) -> None:
+    def start(self, outbox: Outbox, *, timeout_ms: int) -> None:
         if self.phase is not JobPhase.ACKED:
             raise Bug(f"job {self.job_id} was told to start while {self.phase.value}")
         self.phase = JobPhase.RUNNING

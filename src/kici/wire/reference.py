@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kici.wire import agent_half, coordinator_half, messages
+from kici.wire import agent_states, coordinator_half, messages
 
 INTRODUCTION: Final = """
 An agent opens a WebSocket to `/ws` and speaks first. Frames are JSON text of at most 4 MiB; `type` names the message,
@@ -75,7 +75,7 @@ def _limits() -> Iterator[tuple[str, str]]:
         "silence",
         f"noted after {half.UNHEALTHY_SECONDS:g} s, ends the connection (4004) after {half.DEAD_SECONDS:g} s",
     )
-    yield "silence, seen by the agent", f"{agent_half.SILENCE_SECONDS:g} s without a frame, a ping or a pong"
+    yield "silence, seen by the agent", f"{agent_states.SILENCE_SECONDS:g} s without a frame, a ping or a pong"
     yield "rate", "100 messages and 500 KiB per second, bursts of 200 and 2 MiB; five seconds above end the connection"
     yield "output", "not limited by rate: paced by acknowledgements, at most 1 MiB of it is on its way"
 

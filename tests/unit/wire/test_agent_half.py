@@ -17,8 +17,9 @@ from kici.wire.agent_effects import (
     StepEnd,
     StopStep,
 )
-from kici.wire.agent_half import HANDSHAKE_SECONDS, SILENCE_SECONDS, AgentHalf, Phase
+from kici.wire.agent_half import AgentHalf
 from kici.wire.agent_settings import AgentSettings
+from kici.wire.agent_states import HANDSHAKE_SECONDS, SILENCE_SECONDS, Phase
 from kici.wire.codec import encode
 from kici.wire.messages import (
     AgentExit,
@@ -448,9 +449,53 @@ def test_a_dropped_job_is_killed_and_never_mentioned_again(verdicts: list[JobVer
     agent = working()
     assert StopStep("j", 0.0) in agent.come_back(jobs=verdicts)
     assert agent.half.output(1, b"late", agent.now) == []
-    assert agent.hear(JobDispatch(job_id="k", run_id="r")) == [Send(JobReject(job_id="k", reason="busy"))]
+    assert agent.half.active_jobs == 1
     assert agent.half.step_ended(StepEnd(signal=9), agent.now) == []
+    assert agent.half.active_jobs == 0
+
+
+NEXT = JobStart(job_id="k", run_id="r", command=["true"])
+
+
+def dying() -> Agent:
+    """The step of a dropped job is being killed, and the next job is to start."""
+    agent = working()
+    agent.come_back()
     assert agent.hear(JobDispatch(job_id="k", run_id="r")) == [Send(JobAck(job_id="k"))]
+    assert agent.hear(NEXT) == []
+    return agent
+
+
+def test_the_next_job_starts_when_the_dropped_one_is_dead() -> None:
+    agent = dying()
+    assert agent.half.output(1, b"of the old one", agent.now) == []
+    assert agent.half.step_ended(StepEnd(signal=9), agent.now) == [StartStep(NEXT)]
+    assert said(agent.half.output(1, b"x", agent.now)) == [LogChunkMessage(job_id="k", stream=1, offset=0, data=b"x")]
+
+
+def test_the_next_job_may_be_cancelled_before_the_dropped_one_is_dead() -> None:
+    agent = dying()
+    (report,) = said(agent.hear(JobCancel(job_id="k")))
+    assert isinstance(report, JobStatusReport)
+    assert report.state == "cancelled"
+    assert agent.half.step_ended(StepEnd(signal=9), agent.now) == []
+
+
+def test_the_next_job_may_be_dropped_as_well() -> None:
+    agent = dying()
+    agent.come_back()
+    assert agent.half.step_ended(StepEnd(signal=9), agent.now) == []
+    assert agent.half.active_jobs == 0
+
+
+def test_told_to_stop_with_a_dying_step_it_leaves() -> None:
+    agent = dying()
+    assert Exit(ExitCode.DONE, "signal") in agent.half.stop(agent.now)
+
+
+def test_a_scaler_made_agent_leaves_when_its_job_is_dropped() -> None:
+    agent = working(scaler_managed=True)
+    assert Exit(ExitCode.DONE, "done") in agent.come_back()
 
 
 def test_a_dropped_job_is_not_listed_while_it_dies() -> None:
