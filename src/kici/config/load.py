@@ -5,6 +5,7 @@ scalers; everything else belongs in the main file.  Whether this machine can run
 here (`kici doctor` asks it).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig
 from kici.config.nodes import Mapping, Node, Sequence
 from kici.config.problems import Notice, Problem, path_text
 from kici.config.problems import Path as ConfigPath
-from kici.config.rules import broken_rules
+from kici.config.rules import Fault, broken_rules
 from kici.config.shapes import Table, file_of_directory, table_of
-from kici.config.walker import Report, Walker, local_path
+from kici.config.walker import Report, TooMany, Walker, local_path
 from kici.config.yaml_source import FILE_BYTES_MAX, parse
 from kici.domain.ids import ScalerName
 
@@ -37,7 +38,7 @@ class Loaded:
     """In the order of files and lines, at most `PROBLEMS_MAX` of them."""
     warnings: tuple[Notice, ...] = ()
     problems_dropped: int = 0
-    """How many more there were."""
+    """How many more were seen; beyond ten thousand nobody looks."""
 
 
 def default_scalers() -> ScalersConfig:
@@ -136,26 +137,33 @@ class _Loader:
     # --- documents
 
     def load(self, main: _Source | None, others: list[_Source]) -> Loaded:
+        config = ScalersConfig()
+        with contextlib.suppress(TooMany):
+            config = self._merged(main, others)
+            for fault in broken_rules(config, self._report.is_sound):
+                if not self._report.is_full():
+                    self._report.add(self._problem(fault))
+        return self._loaded(config)
+
+    def _merged(self, main: _Source | None, others: list[_Source]) -> ScalersConfig:
         config = ScalersConfig() if main is None else self._main(main, may_lack_scalers=bool(others))
         scalers = list(config.scalers)
         for source in others:
             source.scalers_before = len(scalers)
             scalers += self._fragment(source)
-        merged = dataclasses.replace(config, scalers=tuple(scalers))
-        for fault in broken_rules(merged, self._report.is_sound):
-            source, line, column = self._locate(fault.path)
-            self._report.add(
-                Problem(
-                    file=source.file,
-                    line=line,
-                    column=column,
-                    path=path_text(local_path(fault.path, source.scalers_before)),
-                    found=fault.found,
-                    expected=fault.expected,
-                    hint=fault.hint,
-                )
-            )
-        return self._loaded(merged)
+        return dataclasses.replace(config, scalers=tuple(scalers))
+
+    def _problem(self, fault: Fault) -> Problem:
+        source, line, column = self._locate(fault.path)
+        return Problem(
+            file=source.file,
+            line=line,
+            column=column,
+            path=path_text(local_path(fault.path, source.scalers_before)),
+            found=fault.found,
+            expected=fault.expected,
+            hint=fault.hint,
+        )
 
     def _loaded(self, config: ScalersConfig) -> Loaded:
         if self._report.problems:

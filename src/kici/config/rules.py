@@ -5,7 +5,7 @@ that it goes by were read, and is silent otherwise, because that was reported al
 one file serves many hosts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, TypeAlias
@@ -17,6 +17,7 @@ from kici.domain.labels import set_key
 from kici.domain.platform import Os, gate_of, structured_taints
 
 Sound: TypeAlias = Callable[[Path], bool]
+NAMES_SHOWN_MAX: Final = 8
 SMALLEST_PREFIX: Final = 30
 """A bridge needs an address for itself and one for a guest."""
 
@@ -170,25 +171,30 @@ def gate_labels_can_be_requested(view: EntryView) -> Iterator[Fault]:
         gate = gate_of(view.entry.mandatory_labels, view.entry.platform, label_set.labels)
         missing = gate - set(label_set.labels) - taints
         if missing:
-            names = ", ".join(sorted(missing))
+            names = _listed(sorted(missing))
             yield Fault(
                 path=(*at, "labels"),
-                found=f"no {names} among [{', '.join(label_set.labels)}]",
+                found=f"no {names} among [{_listed(label_set.labels)}]",
                 expected=f"every mandatory label of scaler {view.entry.name}, or no job could ever come here",
                 hint=f"add {names} here or take it out of mandatoryLabels",
             )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN_MAX])
+    return shown if len(names) <= NAMES_SHOWN_MAX else f"{shown}, ..."
 
 
 def the_machine_pool_exists(view: EntryView) -> Iterator[Fault]:
     pool = view.entry.machine_pool
     if pool is None or not view.has("machinePool") or not view.sound(("machinePools",)):
         return
-    known = [declared.name for declared in view.config.machine_pools]
-    if pool not in known:
+    if view.config.machine_pool(pool) is None:
+        known = [declared.name for declared in view.config.machine_pools]
         yield Fault(
             path=(*view.at, "machinePool"),
             found=f'an unknown pool "{pool}"',
-            expected=f"one of {', '.join(known)}" if known else "a pool that machinePools declares; it declares none",
+            expected=f"one of {_listed(known)}" if known else "a pool that machinePools declares; it declares none",
             hint=did_you_mean(pool, known),
         )
 

@@ -14,10 +14,15 @@ from kici.config.problems import PROBLEMS_MAX, Path, Problem, did_you_mean, path
 from kici.config.shapes import KeyRule, ListOf, MapOf, Resources, Shape, Table, blank, table_of
 from kici.domain.resources import Ask, ResourceRequest
 
+PROBLEMS_COUNTED_MAX: Final = 9000
 _BROKEN: Final = object()
 _KEYS_SHOWN: Final = 4
 _HOMES: Final = (LabelSet, ScalerEntry, ScalersConfig, NetworkPolicy, FirecrackerNetwork, MachinePool)
 """Where a misplaced key may belong, most likely first."""
+
+
+class TooMany(Exception):
+    """So many problems that the rest of the configuration is not looked at."""
 
 
 class Report:
@@ -29,11 +34,21 @@ class Report:
         self._broken: set[Path] = set()
         self._around: set[Path] = set()
 
-    def add(self, problem: Problem) -> None:
+    def is_full(self) -> bool:
+        """Whether one more problem is only counted; asking counts it, and spares making it.
+
+        Raises `TooMany` when it would not even be counted.
+        """
         if len(self.problems) < PROBLEMS_MAX:
+            return False
+        if self.dropped == PROBLEMS_COUNTED_MAX:
+            raise TooMany
+        self.dropped += 1
+        return True
+
+    def add(self, problem: Problem) -> None:
+        if not self.is_full():
             self.problems.append(problem)
-        else:
-            self.dropped += 1
 
     def mark_broken(self, path: Path) -> None:
         self._broken.add(path)
@@ -145,18 +160,21 @@ class Walker:
 
     def _mismatch(self, node: Node, path: Path, expected: str, hint: str = "", found: str = "") -> Any:
         self._report.mark_broken(path)
-        self._problem(node.line, node.column, path, found=found or describe(node), expected=expected, hint=hint)
+        if not self._report.is_full():
+            self._problem(node.line, node.column, path, found=found or describe(node), expected=expected, hint=hint)
         return _BROKEN
 
     def _missing(self, rule: KeyRule, node: Mapping, path: Path) -> None:
         place = (*path, rule.name)
         self._report.mark_broken(place)
+        if self._report.is_full():
+            return
         self._problem(
             node.line, node.column, place, found="nothing", expected=_words(rule.shape), hint="it is required"
         )
 
     def _unknown(self, table: Table, key: Scalar, path: Path) -> None:
-        if table.free_prefix is not None and key.text.startswith(table.free_prefix):
+        if (table.free_prefix is not None and key.text.startswith(table.free_prefix)) or self._report.is_full():
             return
         self._problem(
             key.line,

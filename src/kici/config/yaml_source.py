@@ -22,10 +22,12 @@ from yaml.events import (
 )
 
 from kici.config.nodes import Entry, Mapping, Node, Scalar, Sequence, Value, shortened
-from kici.config.problems import Problem, path_text
+from kici.config.problems import PROBLEMS_MAX, Problem, path_text
 
 FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 DEPTH_MAX: Final = 64
+NODES_MAX: Final = 1_000_000
+"""Keys and values of a document; the largest sensible file has a fifth of that."""
 ALIASED_NODES_MAX: Final = 100_000
 """How many nodes aliases may add to a document in all."""
 _NUMBER_CHARS_MAX: Final = 64
@@ -143,12 +145,14 @@ class _Composer:
         self._open: list[_Open] = []
         self._anchors: dict[str, _Anchored | None] = {}
         self._aliased = 0
+        self._nodes = 0
         self._root: Node | None = None
 
     def problem(self, line: int, column: int, path: str, *, found: str, expected: str, hint: str = "") -> None:
-        self.problems.append(
-            Problem(file=self._file, line=line, column=column, path=path, found=found, expected=expected, hint=hint)
-        )
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(
+                Problem(file=self._file, line=line, column=column, path=path, found=found, expected=expected, hint=hint)
+            )
 
     def compose(self, events: Iterator[Event]) -> Node | None:
         documents = 0
@@ -205,6 +209,9 @@ class _Composer:
         self._add(anchored.node, anchored.nodes, anchored.height)
 
     def _add(self, node: Node, nodes: int, height: int) -> None:
+        self._nodes += 1
+        if self._nodes > NODES_MAX:
+            raise _Unreadable(node.line, node.column, f"more than {NODES_MAX} values", "a smaller file")
         if not self._open:
             self._root = node
             return

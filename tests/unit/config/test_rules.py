@@ -6,6 +6,7 @@ import pytest
 
 from kici.config import advice, rules
 from kici.config.problems import PROBLEMS_MAX
+from kici.config.walker import PROBLEMS_COUNTED_MAX
 from kici.testing.scalers_files import (
     BARE_METAL,
     MICROVM,
@@ -70,6 +71,12 @@ def test_a_file_of_mistakes_is_told_in_bounded_length() -> None:
     loaded = load(text("scalers: []\n") + "".join(f"key{number}: 1\n" for number in range(PROBLEMS_MAX + 7)))
     assert len(loaded.problems) == PROBLEMS_MAX
     assert loaded.problems_dropped == 7
+
+
+def test_at_some_point_nobody_counts_mistakes_any_more() -> None:
+    loaded = load(text("scalers:\n") + "- 1\n" * 30_000)
+    assert len(loaded.problems) == PROBLEMS_MAX
+    assert loaded.problems_dropped == PROBLEMS_COUNTED_MAX
 
 
 # --- one scaler

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from kici.config import yaml_source
 from kici.config.nodes import Mapping, Node, Scalar, Sequence, Value
 from kici.config.problems import Problem
 from kici.config.yaml_source import ALIASED_NODES_MAX, DEPTH_MAX, FILE_BYTES_MAX, parse
@@ -200,6 +201,12 @@ def test_depth_is_bounded_with_and_without_aliases() -> None:
 
 def test_a_million_brackets_cost_nothing() -> None:
     assert len(refused("[" * 1_000_000)) == 1
+
+
+def test_a_file_of_too_many_values_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_source, "NODES_MAX", 5)
+    assert isinstance(root("[1, 2, 3, 4]"), Sequence)
+    assert refused("[1, 2, 3, 4, 5, 6]") == ["1:17: : more than 5 values"]
 
 
 def test_a_huge_file_is_not_read() -> None:
