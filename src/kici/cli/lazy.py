@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import click
 
+from kici.kit.version import VERSION
+
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
@@ -59,9 +61,7 @@ class LazyGroup(click.Group):
 def _version_option() -> click.Option:
     def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  # click's signature
         if wanted and not ctx.resilient_parsing:
-            from importlib.metadata import version  # costs every other start nothing
-
-            click.echo(f"{ctx.find_root().info_name} {version('kici')}")
+            click.echo(f"{ctx.find_root().info_name} {VERSION}")
             ctx.exit()
 
     return click.Option(
