@@ -113,8 +113,8 @@ def family(seen: Snapshot, root: ProcessId | None, *, marked: Set[int], own: int
 
 
 def _line_of(seen: Snapshot, pid: int) -> set[int]:
-    """A process and all that it descends from; the kernel and the first process always."""
-    line = {0, 1, 2}
+    """A process and all that it descends from; the first process always."""
+    line = {0, 1}
     while pid not in line:
         line.add(pid)
         pid = seen[pid].parent if pid in seen else 0

@@ -11,8 +11,8 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -115,11 +115,14 @@ class LinuxProcesses:
     async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
         if root is not None and root.boot != self._boot:
             root = None
-        for number, seconds in end_phases(grace_seconds):
+        if root is not None and grace_seconds > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._end(root, mark, number)
-                return True
+                async with asyncio.timeout(grace_seconds):
+                    await self._ask(root, mark)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FORCE_SECONDS):
+                await self._force(root, mark)
+            return True
         return False
 
     async def run(self, argv: Sequence[str], *, env: Mapping[str, str], timeout_seconds: float) -> Completed:
@@ -128,21 +131,29 @@ class LinuxProcesses:
     def _identify(self, seen: proc.Seen) -> ProcessId:
         return ProcessId(pid=seen.pid, started=seen.started, boot=self._boot)
 
-    async def _end(self, root: ProcessId | None, mark: str, number: signal.Signals) -> None:
-        """Signal a family until nothing is left of it.  TERM goes to the root's process group, once each."""
+    async def _ask(self, root: ProcessId, mark: str) -> None:
+        """TERM the root's process group, once each, until nothing is left of it.
+
+        When it is gone there is nobody left to clear up the rest.
+        """
         asked: set[ProcessId] = set()
-        while family := await self._family(root, mark) or await self._late_family(root, mark):
-            try:
-                for process, group in family:
-                    is_asked = root is not None and group == root.pid and process.id not in asked
-                    if number is signal.SIGKILL or is_asked:
+        while group := [one for one, group in await self._family(root, mark) if group == root.pid]:
+            with _held(group):
+                for process in group:
+                    if process.id not in asked:
                         asked.add(process.id)
-                        process.send(number)
+                        process.send(signal.SIGTERM)
+                for process in group:
+                    await process.wait()
+
+    async def _force(self, root: ProcessId | None, mark: str) -> None:
+        """KILL a family until nothing is left of it."""
+        while family := await self._family(root, mark) or await self._late_family(root, mark):
+            with _held([process for process, _ in family]):
+                for process, _ in family:
+                    process.send(signal.SIGKILL)
                 for process, _ in family:
                     await process.wait()
-            finally:
-                for process, _ in family:
-                    process.close()
 
     async def _late_family(self, root: ProcessId | None, mark: str) -> list[tuple[LinuxProcess, int]]:
         """Looks again: in the midst of an exec a process shows neither environment nor command line."""
@@ -159,10 +170,13 @@ class LinuxProcesses:
         return [(process, group) for process, group in held if process is not None]
 
 
-def end_phases(grace_seconds: float) -> list[tuple[signal.Signals, float]]:
-    """Signals to end a family with, and how long each may take."""
-    polite = [(signal.SIGTERM, grace_seconds)] if grace_seconds > 0 else []
-    return [*polite, (signal.SIGKILL, FORCE_SECONDS)]
+@contextmanager
+def _held(processes: Sequence[LinuxProcess]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.close()
 
 
 def execute(program: Program, argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -201,10 +215,14 @@ def check_program(name: str, env: Mapping[str, str]) -> None:
         raise refusal(OSError(kind, os.strerror(kind)), name)
     try:
         with Path(found).open("rb") as file:
-            head = file.read(4)
+            head = file.read(256)
     except PermissionError:
         return  # may be executed without being readable
-    if not (head.startswith(b"#!") or head == b"\x7fELF"):
+    if head.startswith(b"#!"):
+        words = head[2:].split(b"\n", 1)[0].split()
+        if words and not Path(os.fsdecode(words[0])).exists():
+            raise refusal(OSError(errno.ENOENT, "no such interpreter", os.fsdecode(words[0])), name)
+    elif not head.startswith(b"\x7fELF"):
         raise refusal(OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC)), name)
 
 

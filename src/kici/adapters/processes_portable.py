@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from kici.adapters.proc import Seen, family
-from kici.adapters.processes import end_phases, execute, refusal, run_command
+from kici.adapters.processes import FORCE_SECONDS, execute, refusal, run_command
 from kici.ports.processes import MARK, Completed, Exit, Process, ProcessId, Program
 
 ABSOLUTE: Final = "absolute"
@@ -110,32 +110,35 @@ class PortableProcesses:
     async def end_tree(self, root: ProcessId | None, *, mark: str, grace_seconds: float) -> bool:
         if root is not None and root.boot != ABSOLUTE:
             root = None
-        for number, seconds in end_phases(grace_seconds):
+        if root is not None and grace_seconds > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._end(root, mark, number)
-                return True
+                async with asyncio.timeout(grace_seconds):
+                    await self._ask(root, mark)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FORCE_SECONDS):
+                while family := self._family(root, mark):
+                    _signal(family, signal.SIGKILL)
+                    await asyncio.sleep(POLL_SECONDS)
+            return True
         return False
 
     async def run(self, argv: Sequence[str], *, env: Mapping[str, str], timeout_seconds: float) -> Completed:
         return await run_command(argv, env=env, timeout_seconds=timeout_seconds)
 
-    async def _end(self, root: ProcessId | None, mark: str, number: signal.Signals) -> None:
+    async def _ask(self, root: ProcessId, mark: str) -> None:
+        """TERM the root's process group, once each, until nothing is left of it."""
         asked: set[int] = set()
-        while True:
-            self._reap()
-            seen, marks = self._snapshot(), self._marks()
-            marked = {pid for pid, found in marks.items() if found == mark}
-            members = family(seen, root, marked=marked, own=os.getpid())
-            if not members:
-                return
-            for pid in members:
-                is_asked = root is not None and seen[pid].group == root.pid and pid not in asked
-                if number is signal.SIGKILL or is_asked:
-                    asked.add(pid)
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, number)
+        while group := [one for one in self._family(root, mark) if one.group == root.pid]:
+            _signal([one for one in group if one.pid not in asked], signal.SIGTERM)
+            asked |= {one.pid for one in group}
             await asyncio.sleep(POLL_SECONDS)
+
+    def _family(self, root: ProcessId | None, mark: str) -> list[Seen]:
+        for child in self._children.values():
+            child.poll()
+        seen, marks = self._snapshot(), self._marks()
+        marked = {pid for pid, found in marks.items() if found == mark}
+        return [seen[pid] for pid in sorted(family(seen, root, marked=marked, own=os.getpid()))]
 
     def _polled(self, process_id: ProcessId) -> PolledProcess:
         def ask() -> Exit | None:
@@ -155,10 +158,6 @@ class PortableProcesses:
 
         return PolledProcess(process_id, ask, forget)
 
-    def _reap(self) -> None:
-        for child in self._children.values():
-            child.poll()
-
     def _snapshot(self) -> dict[int, Seen]:
         return parse_ps(_output_of(_PS))
 
@@ -169,3 +168,9 @@ class PortableProcesses:
 def _output_of(argv: Sequence[str]) -> str:
     done = subprocess.run(argv, env=_PS_ENV, capture_output=True, text=True, errors="replace", check=False, timeout=10)
     return done.stdout
+
+
+def _signal(processes: Sequence[Seen], number: signal.Signals) -> None:
+    for one in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(one.pid, number)

@@ -330,7 +330,7 @@ CASES: Final[tuple[Case, ...]] = (
 )
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], object]) -> None:
     """Wait for something that a backend does by itself."""
     async with asyncio.timeout(_UNTIL_SECONDS):
         while not holds():  # noqa: ASYNC110  # there is nothing to subscribe to
