@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Final, TypeVar
 
 from kici.config.reference import configuration_page
+from kici.domain.access import GRANTS, Permission
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
 from kici.domain.knobs import KNOBS
 from kici.domain.moves import Moves
@@ -141,6 +142,27 @@ def settings() -> str:
     )
 
 
+# --- permissions
+
+
+def permissions() -> str:
+    """What each role may do."""
+    roles = list(GRANTS)
+    rows = [
+        f"| `{permission}` | {' | '.join('yes' if permission in GRANTS[role] else '' for role in roles)} |\n"
+        for permission in Permission
+    ]
+    return "".join(
+        [
+            "# Permissions\n\n",
+            GENERATED,
+            "\nWhat the role of a token allows. Tokens are made by `kici-admin token create NAME --role ROLE`.\n\n",
+            f"| permission | {' | '.join(roles)} |\n| --- |{' --- |' * len(roles)}\n",
+            *rows,
+        ]
+    )
+
+
 # --- all pages
 
 
@@ -153,6 +175,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration_page,
     "state-machines.md": state_machines,
     "settings.md": settings,
+    "permissions.md": permissions,
     "statements.md": statements,
     "protocol.md": protocol,
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kici.agent.environment import OURS
+
 ROOT = Path(__file__).parents[2]
 SKIPPED = {".git", ".hypothesis", ".state", ".venv", "bench-results", "build", "dist", "node_modules"}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -71,6 +73,11 @@ def test_nothing_names_a_developers_machine() -> None:
 def test_generated_pages_are_what_the_code_generates() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / "docs.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_of_the_agent_names_its_variables_and_no_others() -> None:
+    rows = re.findall(r"^\| `(KICI_[A-Z_]+)`", (ROOT / "docs" / "reference" / "agent.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(OURS)
 
 
 def test_every_decision_record_is_listed() -> None:
