@@ -1,10 +1,10 @@
 """Every store keeps the contract of stores."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines import Server, migrated_template, postgres_server
+from tests.engines import empty, migrated_database, postgres_server
 
 from kici.stores.postgres.open import open_postgres
 from kici.stores.sqlite.open import open_sqlite
@@ -25,34 +25,34 @@ cases = pytest.mark.parametrize(
 async def test_sqlite_inline_in_memory(case: Case) -> None:
     store = open_sqlite(":memory:")
     await store.migrate()
-    await run_case(case, store)
-    await store.close()
+    try:
+        await run_case(case, store)
+    finally:
+        await store.close()
 
 
 @cases
 async def test_sqlite_file(case: Case, tmp_path: Path) -> None:
     store = open_sqlite(str(tmp_path / "kici.db"))
     await store.migrate()
-    await run_case(case, store)
-    await store.close()
+    try:
+        await run_case(case, store)
+    finally:
+        await store.close()
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[tuple[Server, str]]:
-    with postgres_server() as server, migrated_template(server) as template:
-        yield server, template
-
-
-@pytest.fixture
-async def database_url(postgres: tuple[Server, str]) -> AsyncIterator[str]:
-    server, template = postgres
-    async with server.database(template) as url:
+def database_url() -> Iterator[str]:
+    with postgres_server() as server, migrated_database(server) as url:
         yield url
 
 
 @pytest.mark.engine("postgres")
 @cases
 async def test_postgres(case: Case, database_url: str) -> None:
+    await empty(database_url)
     store = open_postgres(database_url)
-    await run_case(case, store)
-    await store.close()
+    try:
+        await run_case(case, store)
+    finally:
+        await store.close()

@@ -16,6 +16,9 @@ from kici.stores.rows import canonical_demand, class_id, class_key, clean_text, 
 RUN_JOBS_MAX: Final = 100_000
 """Longest list of jobs that a repeated submission is answered with."""
 
+CLAIM_TRIES_MAX: Final = 3
+"""How often a claim looks again when others are moving every job that it could have."""
+
 _NOT_STARTED: Final = frozenset({JobStatus.PENDING, JobStatus.QUEUED, JobStatus.DISPATCHED})
 
 
@@ -59,8 +62,12 @@ class JobMoves(Part):
     async def claim_oldest(
         self, class_ids: Sequence[ClassId], claim: Claim, *, now: Instant | None = None
     ) -> Job | None:
-        claimed = claim_params(claim, now)
-        return first_job(await self._write(Query.CLAIM_OLDEST, {**claimed, "class_ids": to_json(list(class_ids))}))
+        params: Params = {**claim_params(claim, now), "class_ids": to_json(list(class_ids))}
+        for _ in range(CLAIM_TRIES_MAX):
+            rows = await self._write(Query.CLAIM_OLDEST, params)
+            if not rows or rows[0]["id"] is not None:
+                return first_job(rows)
+        return None
 
     async def claim_job(self, job_id: JobId, claim: Claim, *, now: Instant | None = None) -> Job | None:
         return first_job(await self._write(Query.CLAIM_JOB, {**claim_params(claim, now), "job_id": job_id}))

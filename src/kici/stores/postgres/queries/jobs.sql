@@ -152,6 +152,7 @@ SELECT status, count(*) AS jobs FROM jobs GROUP BY status;
 
 -- name: claim_oldest
 -- Claim the oldest claimable job of the given classes: looks at the head of each, then locks one job of the best one.
+-- A row without an id says that there are jobs, but others are moving all of them right now.
 WITH head AS MATERIALIZED (
     SELECT class.id, oldest.seq
     FROM (SELECT value::BIGINT AS id FROM json_array_elements_text(:class_ids::JSON)) AS class
@@ -177,19 +178,23 @@ picked AS MATERIALIZED (
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS free
     LIMIT 1
+),
+claimed AS (
+    UPDATE jobs SET
+        status = 'dispatched',
+        agent_id = :agent_id,
+        owner_instance_id = :instance_id,
+        dispatched_at = COALESCE(:now, now_ms()),
+        ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
+        scaler = :scaler,
+        last_provisioning_error = NULL,
+        unroutable_since = NULL
+    FROM picked
+    WHERE jobs.seq = picked.seq AND jobs.status = 'queued'
+    RETURNING jobs.*
 )
-UPDATE jobs SET
-    status = 'dispatched',
-    agent_id = :agent_id,
-    owner_instance_id = :instance_id,
-    dispatched_at = COALESCE(:now, now_ms()),
-    ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
-    scaler = :scaler,
-    last_provisioning_error = NULL,
-    unroutable_since = NULL
-FROM picked
-WHERE jobs.seq = picked.seq AND jobs.status = 'queued'
-RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+SELECT claimed.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = claimed.class_id) AS demand
+FROM (SELECT 1 FROM head LIMIT 1) AS waiting LEFT JOIN claimed ON true;
 
 -- name: claim_job
 -- Claim one job.
