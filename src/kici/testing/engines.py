@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 REQUIRE_ENGINES: Final = "REQUIRE_ENGINES"
+POSTGRES_URL: Final = "KICI_TEST_POSTGRES_URL"
+"""A PostgreSQL server on which tests may create databases, instead of one that they start themselves."""
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _CONTROLLERS: Final = frozenset({"cpu", "memory", "pids"})
@@ -27,7 +29,11 @@ def postgres_bin() -> Path | None:
 
 
 def _postgres() -> str | None:
-    return None if postgres_bin() else "no initdb on the path or in /usr/lib/postgresql; install postgresql"
+    return (
+        None
+        if os.environ.get(POSTGRES_URL) or postgres_bin()
+        else "no initdb on the path or in /usr/lib/postgresql; install postgresql"
+    )
 
 
 def _cgroups() -> str | None:
