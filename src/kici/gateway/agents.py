@@ -52,6 +52,11 @@ class SocketLink:
     def remote(self) -> str:
         return self._remote
 
+    @property
+    def close_code(self) -> int | None:
+        """The code of our own close, if we asked for one."""
+        return None if self._closing is None else self._closing[0]
+
     def send(self, frame: bytes) -> None:
         self._put(WSMsgType.TEXT, frame)
 
@@ -160,7 +165,7 @@ class Gateway:
         finally:
             turn.discard(link)
             await finish(
-                session.closed(ws.close_code or NO_CLOSE_FRAME),
+                session.closed(link.close_code or ws.close_code or NO_CLOSE_FRAME),
                 seconds=CLOSED_SECONDS,
                 what=f"the end of the connection of {link.remote}",
             )
