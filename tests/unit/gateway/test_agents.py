@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -47,6 +48,7 @@ class Place:
 
     def __init__(self, gateway: Gateway, port: int, client: ClientSession) -> None:
         self.gateway = gateway
+        self.port = port
         self.url = f"http://127.0.0.1:{port}/ws"
         self.client = client
         self.sessions: list[Listener] = []
@@ -111,14 +113,33 @@ async def test_a_close_comes_after_what_was_sent_before_it(place: Place) -> None
     assert (await place.ended()).codes == [4003]
 
 
+HANDSHAKE = (
+    b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+
+
 async def test_a_peer_that_vanishes_is_closed_without_a_frame(place: Place) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    writer.write(HANDSHAKE)
+    await reader.readuntil(b"\r\n\r\n")
+    assert place.gateway.connections == 1
+    writer.transport.abort()
+    assert (await place.ended()).codes == [1006]
+    assert place.gateway.connections == 0
+
+
+async def test_the_kernel_watches_over_connections(place: Place) -> None:
     ws = await place.connect()
     await ws.send_str("x")
     await ws.receive()
-    assert ws._conn is not None
-    ws._conn.close()
-    assert (await place.ended()).codes == [1006]
-    assert place.gateway.connections == 0
+    (sock,) = [
+        transport.get_extra_info("socket")
+        for transport in asyncio.get_running_loop()._transports.values()  # type: ignore[attr-defined]  # its only list
+        if transport.get_extra_info("sockname")[1] == place.port
+    ]
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 20
 
 
 async def test_one_frame_is_handled_at_a_time(place: Place) -> None:
