@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from kici.config.model import ScalersConfig
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
 from kici.domain import knobs
@@ -19,6 +20,7 @@ from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.domain.platform import Host
 from kici.domain.resources import NOTHING, Amount
 from kici.domain.spawn import ScaleDownReason
 from kici.kit.supervise import Supervisor
@@ -48,21 +50,34 @@ from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
 from kici.services.registration import Registration
 from kici.services.registry import AgentRegistry
+from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
 from kici.services.retention import Retention
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.services.secret_box import SecretBox
 from kici.services.settings import LiveSettings, SettingsRefresh
 from kici.services.spawn_book import SpawnBook
+from kici.services.spawner import Spawner
 from kici.services.stale_spawn_sweeper import StaleSpawnSweeper
 from kici.services.teardown import Teardown
 from kici.services.tokens import TokenPurge, Tokens
+from kici.services.warm_pool import WarmPoolManager
 from kici.wire.codec import encode
 
 SHUTDOWN_SECONDS: Final = 15.0
 STATIC_GRACE_MS: Final = 120_000
 """How long a static agent may stay away with a job: twice its longest reconnect delay."""
 GAUGE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The scalers file that the fleet was made from, and how to take over a changed one."""
+
+    config: ScalersConfig
+    read: Read
+    builder: Builder
+    host: Host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +91,8 @@ class Given:
     sealer: Sealer
     instance: Instance
     fleet: Fleet
+    configuration: Configuration | None = None
+    """None: the fleet stays as it is, and has no warm pools."""
     configured: Mapping[str, int] = field(default_factory=dict)
     """Defaults of live settings from the program's configuration."""
     authenticates_agents: bool = True
@@ -105,6 +122,7 @@ class Coordinator:
         self.spawns = SpawnBook()
         self._work_with_jobs()
         self._scale()
+        self._keep_warm()
         self._meet_agents()
         self._sweep()
         self.is_recovered = False
@@ -152,8 +170,7 @@ class Coordinator:
             supervisor=given.supervisor,
             clock=given.clock,
         )
-        self.manager = ScalerManager(
-            fleet=given.fleet,
+        spawner = Spawner(
             store=given.store,
             mint=self._mint if given.authenticates_agents else None,
             book=self.book,
@@ -161,12 +178,22 @@ class Coordinator:
             failures=self.failures,
             teardown=self.teardown,
             supervisor=given.supervisor,
-            drain=self.drain,
             clock=given.clock,
             entropy=given.entropy,
             instance_id=self.instance_id,
-            spawn_deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
+            deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
             note=self._note,
+        )
+        self.manager = ScalerManager(
+            fleet=given.fleet,
+            spawner=spawner,
+            book=self.book,
+            spawns=self.spawns,
+            failures=self.failures,
+            teardown=self.teardown,
+            supervisor=given.supervisor,
+            drain=self.drain,
+            clock=given.clock,
             on_refusal=self.metrics.spawn_refusals.inc,
         )
         self.pending = PendingScaleSweeper(
@@ -183,6 +210,34 @@ class Coordinator:
         self.dispatcher.scale = self.manager
         self.lifecycle.computes = _JobEnds(self)
         self.teardown.capacity_freed = self.pending.capacity_freed
+
+    def _keep_warm(self) -> None:
+        given, configuration = self.given, self.given.configuration
+        entries = given.fleet.router.entries
+        self.pools = WarmPoolManager(
+            pools=() if configuration is None else warm_pools(configuration.config, entries),
+            registry=self.registry,
+            spawns=self.spawns,
+            book=self.book,
+            manager=self.manager,
+            drain=self.drain,
+            clock=given.clock,
+            gauges=self.metrics,
+        )
+        self.dispatcher.handed_off = self.pools.handed_off
+        self.reload: Reload | None = None
+        if configuration is not None:
+            self.reload = Reload(
+                config=configuration.config,
+                read=configuration.read,
+                builder=configuration.builder,
+                host=configuration.host,
+                manager=self.manager,
+                pools=self.pools,
+                spawns=self.spawns,
+                on_result=lambda result: self.metrics.config_reloads.labels(result=result).inc(),
+                capacity_changed=self.pending.capacity_freed,
+            )
 
     def _meet_agents(self) -> None:
         given = self.given
@@ -293,6 +348,9 @@ class Coordinator:
         supervisor.service("pending-scale", self.pending.run)
         supervisor.service("queue", self.queue.run)
         supervisor.service("stale-spawns", self.stale.run)
+        supervisor.service("warm-pools", self.pools.run)
+        if self.reload is not None:
+            supervisor.service("retirement", self.reload.run)
         supervisor.service("token-purge", TokenPurge(tokens=self.tokens).run)
         supervisor.service(
             "retention",
@@ -301,6 +359,12 @@ class Coordinator:
         supervisor.start("grace-after-restart", self._end_of_grace())
         self.is_recovered = True
         self.pending.capacity_freed()
+
+    async def reload_scalers(self) -> ReloadReport:
+        """Take over the scalers files as they are now."""
+        if self.reload is None:
+            return ReloadReport(outcome="rejected", problems=("this coordinator was started without scalers files",))
+        return await self.reload.reload()
 
     async def _end_of_grace(self) -> None:
         await self.given.clock.sleep(self._grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents
@@ -369,7 +433,7 @@ class Coordinator:
                 emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
 
         async with asyncio.TaskGroup() as group:
-            for runtime in self.given.fleet.runtimes.values():
+            for runtime in self.manager.fleet.runtimes.values():
                 group.create_task(one(runtime), name=f"stop {runtime.name}")
 
     # ------------------------------------------------------------------ small answers
@@ -409,7 +473,7 @@ class Coordinator:
     def _reserved(self) -> dict[ReservedBy, Amount]:
         used: dict[ReservedBy, Amount] = {}
         for reservation in self.book.reservations.values():
-            runtime = self.given.fleet.runtimes.get(reservation.scaler)
+            runtime = self.manager.fleet.runtimes.get(reservation.scaler)
             by = ReservedBy(reservation.scaler, runtime.backend.type if runtime else "", reservation.machine_pool or "")
             before, more = used.get(by, NOTHING), reservation.shape.requests
             used[by] = Amount(cpus=before.cpus + more.cpus, memory_bytes=before.memory_bytes + more.memory_bytes)

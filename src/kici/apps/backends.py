@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -10,15 +10,17 @@ from typing import Final
 from kici.adapters.files import RealFiles
 from kici.adapters.this_host import launch_host, this_cgroups, this_processes
 from kici.adapters.zygote_client import Zygote
+from kici.backends.bare_metal.backend import BareMetalBackend
 from kici.backends.bare_metal.compute import Tools
-from kici.backends.bare_metal.factory import make_backend
+from kici.backends.bare_metal.factory import make_backend, settings_of
 from kici.config.model import BackendType, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
+from kici.decide.launch import LaunchHost
 from kici.decide.route import Router
 from kici.domain.errors import Misconfigured
 from kici.domain.platform import Host
 from kici.kit.supervise import Supervisor
-from kici.ports.backend import Backend, OnExit
+from kici.ports.backend import OnExit
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 
@@ -60,51 +62,58 @@ def local_tools(clock: Clock, zygote: Zygote | None) -> Tools:
     )
 
 
-def fleet_of(config: ScalersConfig, site: Site) -> Fleet:
-    """All scalers of a configuration.  Raises `Misconfigured` for what this version cannot make."""
-    runtimes = {entry.name: _runtime(entry, site) for entry in config.scalers}
-    return Fleet(
-        runtimes=runtimes,
-        router=Router(routables(config, site.host)),
-        caps=host_caps(config),
-    )
+class FleetBuilder:
+    """Makes scalers at work from entries of the configuration, and changes them when it changes."""
 
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
-def _runtime(entry: ScalerEntry, site: Site) -> ScalerRuntime:
-    return ScalerRuntime(
-        name=entry.name,
-        backend=_MAKERS[entry.type](entry, site),
-        caps=scaler_caps(entry),
-        orchestrator_url=entry.orchestrator_url or site.url,
-        spawns_at_once=entry.max_concurrent_spawns,
-        machine_pool=entry.machine_pool,
-        provisioning_targets=entry.provisioning_targets,
-        reuse_idle_seconds=entry.reuse.idle_seconds if entry.reuse else None,
-        reuse_max_jobs=entry.reuse.max_jobs if entry.reuse else None,
-    )
+    def fleet(self, config: ScalersConfig) -> Fleet:
+        """All scalers of a configuration.  Raises `Misconfigured` for what this version cannot make."""
+        return Fleet(
+            runtimes={entry.name: self.build(entry) for entry in config.scalers},
+            router=Router(routables(config, self._site.host)),
+            caps=host_caps(config),
+        )
 
+    def build(self, entry: ScalerEntry) -> ScalerRuntime:
+        self.check(entry)
+        runtime = ScalerRuntime(
+            name=entry.name,
+            backend=make_backend(
+                entry,
+                data_dir=self._site.data_dir,
+                host=self._host(),
+                tools=self._site.tools,
+                supervisor=self._site.supervisor,
+                on_exit=self._site.on_exit,
+            ),
+            caps=scaler_caps(entry),
+            orchestrator_url=self._site.url,
+        )
+        self._settle(runtime, entry)
+        return runtime
 
-def _bare_metal(entry: ScalerEntry, site: Site) -> Backend:
-    return make_backend(
-        entry,
-        data_dir=site.data_dir,
-        host=launch_host(site.environ, site.tools.cgroups.support),
-        tools=site.tools,
-        supervisor=site.supervisor,
-        on_exit=site.on_exit,
-    )
+    def check(self, entry: ScalerEntry) -> None:
+        if entry.type is not BackendType.BARE_METAL:
+            raise Misconfigured(
+                f"scaler {entry.name}: this version makes bare-metal agents only, not {entry.type} ones; "
+                "take the entry out of the file that this host reads"
+            )
 
+    def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
+        assert isinstance(runtime.backend, BareMetalBackend), runtime.backend
+        runtime.backend.configure(settings_of(entry, self._site.data_dir))
+        runtime.caps = scaler_caps(entry)
+        self._settle(runtime, entry)
 
-def _not_yet(entry: ScalerEntry, site: Site) -> Backend:
-    raise Misconfigured(
-        f"scaler {entry.name}: this version makes bare-metal agents only, not {entry.type} ones; "
-        "take the entry out of the file that this host reads"
-    )
+    def _settle(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
+        runtime.widen(entry.max_concurrent_spawns)
+        runtime.orchestrator_url = entry.orchestrator_url or self._site.url
+        runtime.machine_pool = entry.machine_pool
+        runtime.provisioning_targets = entry.provisioning_targets
+        runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
+        runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
 
-
-_MAKERS: Mapping[BackendType, Callable[[ScalerEntry, Site], Backend]] = {
-    BackendType.BARE_METAL: _bare_metal,
-    BackendType.CONTAINER: _not_yet,
-    BackendType.FIRECRACKER: _not_yet,
-    BackendType.EVENT: _not_yet,
-}
+    def _host(self) -> LaunchHost:
+        return launch_host(self._site.environ, self._site.tools.cgroups.support)

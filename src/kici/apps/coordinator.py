@@ -21,11 +21,12 @@ from kici.adapters.clock import RealClock
 from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.sealer import AesGcmSealer, parse_key
-from kici.apps.assembly import Coordinator, Given
-from kici.apps.backends import Site, fleet_of, local_tools, local_zygote
+from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
 from kici.apps.surface import surface_of
 from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
 from kici.config.load import load_scalers
+from kici.config.model import ScalersConfig
 from kici.domain import knobs
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import AgentId
@@ -126,7 +127,7 @@ class _Program:
                 if self._zygote is not None:
                     supervisor.start("zygote", self._zygote.open())  # so that the first job need not wait for it
                 await coordinator.start()
-                self._listen_to_signals()
+                self._listen_to_signals(coordinator, supervisor)
                 url = f"http://{_address(listener, self._settings.host)}"
                 with data_dir.endpoint(url):
                     self._announce(url, logins, owner_token, data_dir)
@@ -141,9 +142,9 @@ class _Program:
         self, store: Store, data_dir: DataDir, listener: socket.socket, supervisor: Supervisor, sealer: Sealer
     ) -> Coordinator:
         settings = self._settings
-        loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
-        if loaded.config is None:
-            raise Misconfigured("\n".join(str(problem) for problem in loaded.problems))
+        config = _read_scalers(settings)
+        if not isinstance(config, ScalersConfig):
+            raise Misconfigured("\n".join(config))
         url = settings.orchestrator_url or f"ws://{_address(listener, settings.host)}/ws"
 
         def ended(agent_id: AgentId, how: str) -> None:
@@ -158,6 +159,11 @@ class _Program:
             on_exit=ended,
             tools=local_tools(self._clock, self._zygote),
         )
+        builder = FleetBuilder(site)
+
+        async def read() -> ScalersConfig | tuple[str, ...]:
+            return await asyncio.to_thread(_read_scalers, settings)
+
         now = self._clock.now()
         coordinator = Coordinator(
             Given(
@@ -174,7 +180,8 @@ class _Program:
                     started_at=now,
                     last_beat_at=now,
                 ),
-                fleet=fleet_of(loaded.config, site),
+                fleet=builder.fleet(config),
+                configuration=Configuration(config=config, read=read, builder=builder, host=site.host),
                 configured=_configured(settings),
                 authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
@@ -194,13 +201,20 @@ class _Program:
             )
         )
 
-    def _listen_to_signals(self) -> None:
+    def _listen_to_signals(self, coordinator: Coordinator, supervisor: Supervisor) -> None:
         if sys.platform == "win32":
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, False)  # noqa: FBT003 - end the agents
         loop.add_signal_handler(signal.SIGUSR2, self.stop, True)  # noqa: FBT003 - keep the agents
+        loop.add_signal_handler(signal.SIGHUP, lambda: supervisor.start("reload", coordinator.reload_scalers()))
+
+
+def _read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, ...]:
+    """The scalers files: a valid configuration, or every problem with its place."""
+    loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
+    return loaded.config or tuple(str(problem) for problem in loaded.problems)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -175,11 +175,16 @@ class _Scalers:
         return rows or [Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")]
 
     async def reload(self) -> list[ReloadOutcome]:
+        report = await self._coordinator.reload_scalers()
         return [
             ReloadOutcome(
                 instance_id=self._coordinator.instance_id,
-                outcome="rejected",
-                problems=("this version reads its scalers only at the start: restart it with `stop --keep-agents`",),
+                outcome=report.outcome,
+                added=report.added,
+                updated=report.updated,
+                retired=report.retired,
+                resurrected=report.resurrected,
+                problems=report.problems,
             )
         ]
 
@@ -188,7 +193,9 @@ class _Scalers:
         deferred = coordinator.failures.refusal(runtime.name, coordinator.given.clock.now())
         recent = coordinator.failures.recent(runtime.name, coordinator.given.clock.now())
         used = coordinator.book.of(runtime.name)
-        state = "draining" if coordinator.drain.closed else "backoff" if deferred else "ready"
+        is_retiring = coordinator.reload is not None and runtime.name in coordinator.reload.retiring
+        idle = "retiring" if is_retiring else "backoff" if deferred else "ready"
+        state = "draining" if coordinator.drain.closed else idle
         return ScalerRow(
             name=runtime.name,
             type=runtime.backend.type,
@@ -209,6 +216,10 @@ class _Scalers:
     def _check(self, runtime: ScalerRuntime) -> Check:
         recent = self._coordinator.failures.recent(runtime.name, self._coordinator.given.clock.now())
         name = f"scaler:{runtime.name}"
+        reload = self._coordinator.reload
+        if reload is not None and runtime.name in reload.retiring:
+            left = runtime.backend.active_count()
+            return Check(name=name, status=CheckStatus.PASS, message=f"retiring ({left} agent(s) left)")
         if recent.last is None:
             active = runtime.backend.active_count()
             return Check(

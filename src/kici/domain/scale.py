@@ -17,6 +17,8 @@ class Spawning:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtCapacity:
     verdict: Verdict
+    is_burst: bool = False
+    """Agents that are admitted but not yet made are what fills the cap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,6 +108,22 @@ class Metrics:
             self._cpus_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.cpus)
             self._memory_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.memory_bytes)
 
+    def pool(self, scaler: str, label_set: str, *, target: int, ready: int, in_flight: int) -> None:
+        """Show one warm pool."""
+        self.warm_target.labels(scaler, label_set).set(target)
+        self.warm_ready.labels(scaler, label_set).set(ready)
+        self.warm_in_flight.labels(scaler, label_set).set(in_flight)
+
+    def pool_gone(self, scaler: str, label_set: str) -> None:
+        for gauge in (self.warm_target, self.warm_ready, self.warm_in_flight):
+            gauge.remove(scaler, label_set)
+
+    def warm_spawned(self, scaler: str) -> None:
+        self.warm_spawns.labels(scaler).inc()
+
+    def warm_reaped_one(self, scaler: str) -> None:
+        self.warm_reaped.labels(scaler).inc()
+
     def forget_scaler(self, scaler: str) -> None:
         """A reload removed it: its rows go."""
         for by in [by for by in self._reserved_rows if by.scaler == scaler]:

@@ -57,6 +57,8 @@ class Dispatcher:
         self._ack_ms = ack_ms
         self.scale: ScaleRequests = NoScaling()
         """Set by the composition root: scaler and dispatcher know each other."""
+        self.handed_off: Callable[[ConnectedAgent], None] = lambda agent: None
+        """Told of every agent that got a job."""
 
     def claim_by(self, agent: ConnectedAgent) -> Claim:
         """What a claim for this agent writes."""
@@ -124,6 +126,7 @@ class Dispatcher:
             return
         agent.jobs[job.id] = job
         emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
+        self.handed_off(agent)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
 
     async def requeue(self, job: Job, *, reason: str, count_attempt: bool = True) -> Job | None:

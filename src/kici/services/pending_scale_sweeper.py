@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Final, Never
 
 from kici.domain.errors import StoreDown
-from kici.domain.ids import JobId
 from kici.domain.job import WaitingClass
 from kici.domain.scale import ScaleAnswer, Skipped, Spawning
 from kici.kit.ticker import Ticker
@@ -94,7 +93,7 @@ class PendingScaleSweeper:
         if not self._registry.has_idle(waiting.demand):
             refused = self._manager.judge(waiting.demand)
             if refused is not None:
-                self._refused(waiting.oldest_job, refused)
+                self._refused(refused)
                 return 0
         jobs = await self._store.queued_of_class(waiting.class_id, limit=JOBS_PER_CLASS, unserved=True)
         started = 0
@@ -104,7 +103,7 @@ class PendingScaleSweeper:
                 continue
             answer = await self._manager.request(job)
             if not isinstance(answer, Spawning):
-                self._refused(job.id, answer)
+                self._refused(answer)
                 return started
             started += 1
         if len(jobs) == JOBS_PER_CLASS:
@@ -112,8 +111,7 @@ class PendingScaleSweeper:
             self._ticker.nudge()  # there are more, and none was refused
         return started
 
-    def _refused(self, job_id: JobId, answer: ScaleAnswer) -> None:
+    def _refused(self, answer: ScaleAnswer) -> None:
         """Where the refusal says until when, wake exactly then."""
         if isinstance(answer, Skipped) and answer.retry_after_ms is not None:
             self._ticker.seconds = max(0.05, min(self._ticker.seconds, answer.retry_after_ms / 1000))
-        emit(Event.SCALE_REFUSED, level=logging.DEBUG, job_id=job_id, answer=type(answer).__name__)

@@ -130,6 +130,14 @@ class AgentRegistry:
             for shape, agents in self._idle.items()
         )
 
+    def ready(self, demand: Demand) -> int:
+        """How many idle agents could take such a job now."""
+        return sum(
+            sum(1 for agent in agents.values() if _host_fits(agent, demand))
+            for shape, agents in self._idle.items()
+            if self.fits(shape, demand)
+        )
+
     def give(self, agent: ConnectedAgent, job_id: JobId) -> None:
         """Take a slot for a job.  Its row is entered when the claim is known."""
         agent.jobs[job_id] = None

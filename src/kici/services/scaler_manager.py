@@ -1,43 +1,30 @@
-"""The scaler: makes an agent for a job that none can take, and takes down what was made.
+"""The scaler: whom to ask for an agent, whether it may, and what becomes of agents that were made.
 
 Thin: which label set serves a job, whether caps allow it and how long a failing scaler is left alone are decided
-in `decide`; what is under way is in `spawn_book`.  The order here is the safety: a reservation is taken in memory
-and the row is written before anything is made; a compute is known to be gone before its row is deleted.
+in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from kici.decide.admit import Active, Book, admit, is_burst_refusal
 from kici.decide.entries import Routable
-from kici.domain.agent import AgentToken
-from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, StoreDown
-from kici.domain.ids import AgentId, ClassId, InstanceId, JobId, OrgId, scaler_agent_id
+from kici.domain.ids import AgentId, ClassId, JobId
 from kici.domain.job import Demand, Job
-from kici.domain.resources import Shape
+from kici.domain.resources import UNDECLARED, ResourceRequest
 from kici.domain.scale import AtCapacity, Failed, NoBackend, ScaleAnswer, Skipped, Spawning
-from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
-from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting, SpawnFailed
+from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
-from kici.ports.backend import SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
-from kici.ports.entropy import Entropy
-from kici.ports.store import SpawnStore
 from kici.services.drain_state import DrainState
 from kici.services.launch_failures import LaunchFailures
-from kici.services.scaler_runtime import Fleet, ScalerRuntime
+from kici.services.scaler_runtime import Fleet
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.spawner import Choice, Spawner
 from kici.services.teardown import Teardown
-
-MINT_TRIES: Final = 8
-
-
-Mint = Callable[[AgentId, Sequence[str], frozenset[str]], tuple[AgentToken, str]]
-"""Makes a credential for one agent with these labels and this gate, and its plain text; the caller stores it."""
 
 
 class ScalerManager:
@@ -45,8 +32,7 @@ class ScalerManager:
         self,
         *,
         fleet: Fleet,
-        store: SpawnStore,
-        mint: Mint | None,
+        spawner: Spawner,
         book: Book,
         spawns: SpawnBook,
         failures: LaunchFailures,
@@ -54,15 +40,11 @@ class ScalerManager:
         supervisor: Supervisor,
         drain: DrainState,
         clock: Clock,
-        entropy: Entropy,
-        instance_id: InstanceId,
-        spawn_deadline_ms: Callable[[OrgId], int],
-        note: Callable[[JobId, str], None],
         on_refusal: Callable[[], None],
     ) -> None:
         self.fleet = fleet
-        self._store = store
-        self._mint = mint
+        """Replaced as a whole by a reload."""
+        self._spawner = spawner
         self._book = book
         self._spawns = spawns
         self._failures = failures
@@ -70,10 +52,6 @@ class ScalerManager:
         self._supervisor = supervisor
         self._drain = drain
         self._clock = clock
-        self._entropy = entropy
-        self._instance_id = instance_id
-        self._spawn_deadline_ms = spawn_deadline_ms
-        self._note = note
         self._refused: set[ClassId] = set()
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
         self._on_refusal = on_refusal
@@ -94,7 +72,7 @@ class ScalerManager:
     def judge(self, demand: Demand) -> ScaleAnswer | None:
         """Why no agent would be made for such a job now; None: one would be.  Changes nothing."""
         answer = self._choose(demand)
-        return None if isinstance(answer, _Choice) else answer
+        return None if isinstance(answer, Choice) else answer
 
     async def request(self, job: Job) -> ScaleAnswer:
         """Make an agent for this job, if none is being made for it already.
@@ -105,17 +83,21 @@ class ScalerManager:
         if serving is not None:
             return Spawning(agent_id=serving.agent_id, backend_type=serving.spawn.backend_type)
         choice = self._choose(job.demand)
-        if not isinstance(choice, _Choice):
+        if not isinstance(choice, Choice):
             self._refused.add(job.class_id)
-            emit(Event.SCALE_REFUSED, level=logging.DEBUG, job_id=job.id, answer=type(choice).__name__)
+            self._count(choice, job.id)
             return choice
-        for _ in range(MINT_TRIES):
-            answer = await self._admit(job, choice)
-            if answer is not None:
-                return answer
-        return Failed(error=f"no free agent id for scaler {choice.runtime.name} after {MINT_TRIES} tries")
+        return await self._spawner.start(choice, job)
 
-    def _choose(self, demand: Demand) -> "_Choice | ScaleAnswer":
+    async def warm(self, routable: Routable) -> ScaleAnswer:
+        """Make an agent without a job, of the shape that its label set declares."""
+        choice = self._admit(routable, UNDECLARED)
+        if not isinstance(choice, Choice):
+            self._count(choice, f"warm pool of {routable.scaler}")
+            return choice
+        return await self._spawner.start(choice, None)
+
+    def _choose(self, demand: Demand) -> Choice | ScaleAnswer:
         """The label set that serves a demand, if it may start one more agent now."""
         if self._drain.closed:
             return Skipped(verdict=Draining())
@@ -128,11 +110,17 @@ class ScalerManager:
                     nearest=self.fleet.router.explain_mismatch(demand),
                 )
             )
+        return self._admit(routable, demand.resources)
+
+    def _admit(self, routable: Routable, resources: ResourceRequest) -> Choice | ScaleAnswer:
+        """Whether this label set may start one more agent now."""
+        if self._drain.closed:
+            return Skipped(verdict=Draining())
         deferred = self._failures.refusal(routable.scaler, self._clock.now())
         if deferred is not None:
             return Skipped(verdict=deferred, retry_after_ms=max(0, deferred.until - self._clock.now()))
         try:
-            shape = routable.shape(demand.resources)
+            shape = routable.shape(resources)
         except ValueError as error:
             return Failed(error=f"scaler {routable.scaler}: {error}")
         runtime = self.fleet.runtimes[routable.scaler]
@@ -142,148 +130,22 @@ class ScalerManager:
             shape.requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active
         )
         if refused is None:
-            return _Choice(runtime, routable, shape)
-        self._on_refusal()
-        if is_burst_refusal(refused, active, here=here, total=total):
-            emit(Event.SCALE_BURST, level=logging.WARNING, scaler=runtime.name, cap=refused.cap, used=refused.used)
-        return AtCapacity(verdict=refused)
+            return Choice(runtime, routable, shape)
+        return AtCapacity(verdict=refused, is_burst=is_burst_refusal(refused, active, here=here, total=total))
 
-    async def _admit(self, job: Job, choice: "_Choice") -> ScaleAnswer | None:
-        """Reserve, write the row, start.  None: the agent id was taken, try another."""
-        agent_id = scaler_agent_id(choice.routable.backend_type, self._entropy.hex(4))
-        token, plain = (
-            (None, None)
-            if self._mint is None
-            else self._mint(agent_id, choice.routable.agent_labels, choice.routable.gate)
-        )
-        tracked = TrackedSpawn(spawn=self._row(job, choice, agent_id, token), runtime=choice.runtime)
-        reservation = Reservation(
-            agent_id=agent_id,
-            scaler=choice.runtime.name,
-            shape=choice.shape,
-            machine_pool=choice.runtime.machine_pool,
-            owner_instance_id=self._instance_id,
-            reserved_at=self._clock.now(),
-        )
-        self._book.reserve(reservation)
-        self._spawns.add(tracked)
-        try:
-            existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
-            tracked.is_written = existing is None
-        except Conflict:
-            return None
-        except StoreDown as error:
-            tracked.is_written = True
-            self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)  # the row may have been written after all
-            return Failed(error=f"the spawn row of {agent_id} could not be written: {error}")
-        finally:
-            if not tracked.is_written:
-                self._spawns.remove(tracked)
-                self._book.release(agent_id)
-        if existing is not None:
-            return Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
-        emit(Event.SPAWN_ADMITTED, agent_id=agent_id, scaler=choice.runtime.name, job_id=job.id)
-        if tracked.is_unwanted:
-            self._teardown.begin(tracked, ScaleDownReason.JOB_COMPLETE)
-        else:
-            order = self._order(tracked, plain)
-            tracked.task = self._supervisor.spawn(f"spawn.{agent_id}", self._run(tracked, order, job.org))
-        return Spawning(agent_id=agent_id, backend_type=choice.routable.backend_type)
+    def _count(self, answer: ScaleAnswer, what: str) -> None:
+        """A refused request is counted; it is worth a warning when only a burst explains it."""
+        emit(Event.SCALE_REFUSED, level=logging.DEBUG, wanted_for=what, answer=type(answer).__name__)
+        if isinstance(answer, AtCapacity):
+            self._on_refusal()
+            if answer.is_burst:
+                emit(Event.SCALE_BURST, level=logging.WARNING, wanted_for=what)
 
-    def _row(self, job: Job, choice: "_Choice", agent_id: AgentId, token: AgentToken | None) -> Spawn:
-        routable, runtime = choice.routable, choice.runtime
-        return Spawn(
-            agent_id=agent_id,
-            scaler=runtime.name,
-            backend_type=routable.backend_type,
-            state=SpawnState.BOOTING,
-            label_set=routable.label_set,
-            labels=routable.agent_labels,
-            gate=routable.gate,
-            shape=choice.shape,
-            machine_pool=runtime.machine_pool,
-            provisioning_targets=runtime.provisioning_targets,
-            roles=routable.roles,
-            token_id=token.id if token else None,
-            owner_instance_id=self._instance_id,
-            bound_job_id=job.id,
-            run_id=job.run_id,
-            org=job.org,
-            job_image=routable.runs_job_image and job.spec.image is not None,
-            reuse_idle_seconds=runtime.reuse_idle_seconds,
-            reuse_max_jobs=runtime.reuse_max_jobs,
-            spawned_at=self._clock.now(),
-        )
-
-    def _order(self, tracked: TrackedSpawn, token: str | None) -> SpawnOrder:
-        spawn = tracked.spawn
-        return SpawnOrder(
-            agent_id=spawn.agent_id,
-            label_set=spawn.label_set,
-            labels=spawn.labels,
-            gate=spawn.gate,
-            token=token,
-            orchestrator_url=tracked.runtime.orchestrator_url,
-            limits=spawn.shape.limits,
-            requests=spawn.shape.requests,
-            bound_job_id=spawn.bound_job_id,
-            run_id=spawn.run_id,
-        )
-
-    # ------------------------------------------------------------------ the spawn itself
-
-    async def _run(self, tracked: TrackedSpawn, order: SpawnOrder, org: OrgId) -> None:
-        """One spawn, from its turn in the line to a compute or a failure."""
-        deadline_ms = self._spawn_deadline_ms(org)
-        try:
-            async with tracked.runtime.gateway:
-                tracked.started_at = self._clock.monotonic()
-                async with asyncio.timeout(deadline_ms / 1000):
-                    await tracked.runtime.backend.spawn(order, lambda event: self.heard(tracked, event))
-        except TimeoutError:
-            self._spawn_failed(tracked, f"scaler spawn timed out after {deadline_ms} ms", is_deterministic=False)
-        except KiciError as error:
-            self._spawn_failed(tracked, str(error), is_deterministic=isinstance(error, DeterministicRefusal))
-        except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is a failed spawn
-            emit(Event.SPAWN_CRASHED, level=logging.ERROR, agent_id=tracked.agent_id, error=repr(error))
-            self._spawn_failed(tracked, f"the backend failed: {error!r}", is_deterministic=False)
-        else:
-            tracked.is_settled = True
-            emit(Event.SPAWN_SETTLED, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
-
-    def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
-        """Progress of a spawn.  A failure after it settled means that its compute is gone."""
-        if event.type is not SpawnEventType.FAILED:
-            return
-        if tracked.spawn.bound_job_id is not None:
-            self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
-        self._failures.seen(tracked.spawn, event.detail, self._clock.now())
-        if tracked.is_settled and tracked.is_booting:
-            self._spawn_failed(tracked, event.detail, is_deterministic=True)
-
-    def _spawn_failed(self, tracked: TrackedSpawn, text: str, *, is_deterministic: bool) -> None:
-        """Record, then free: a freed slot is offered again at once, and must find the scaler deferred."""
-        if tracked.is_ending:
-            return
-        emit(
-            Event.SPAWN_FAILED,
-            level=logging.WARNING,
-            agent_id=tracked.agent_id,
-            scaler=tracked.runtime.name,
-            job_id=tracked.spawn.bound_job_id,
-            error=text,
-        )
-        if is_deterministic:
-            self._failures.defer(tracked.runtime.name, tracked.agent_id, text, self._clock.now())
-        self._failures.of_job(tracked.spawn, SpawnFailed(text=text, scaler=tracked.runtime.name))
-        self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT, error=text)
+    # ------------------------------------------------------------------ what agents and jobs tell
 
     def never_came(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
-        self._failures.seen(tracked.spawn, text, self._clock.now())
-        self._spawn_failed(tracked, text, is_deterministic=True)
-
-    # ------------------------------------------------------------------ what agents and jobs tell
+        self._spawner.never_came(tracked, text)
 
     def record_of(self, agent_id: AgentId) -> Spawn | None:
         """The spawn of an agent that this instance made, in whatever state."""
@@ -334,14 +196,3 @@ class ScalerManager:
         if serving is None:
             return None
         return SpawnBooting(agent_id=serving.agent_id, scaler=serving.spawn.scaler, since=serving.spawn.spawned_at)
-
-
-class _Choice:
-    """A label set that may start one more agent of this shape now."""
-
-    __slots__ = ("routable", "runtime", "shape")
-
-    def __init__(self, runtime: ScalerRuntime, routable: Routable, shape: Shape) -> None:
-        self.runtime = runtime
-        self.routable = routable
-        self.shape = shape

@@ -29,6 +29,12 @@ class ScalerRuntime:
     def __post_init__(self) -> None:
         self.gateway = asyncio.Semaphore(max(1, self.spawns_at_once))
 
+    def widen(self, spawns_at_once: int) -> None:
+        """A reload changed the width: spawns in line keep their old semaphore."""
+        if spawns_at_once != self.spawns_at_once:
+            self.spawns_at_once = spawns_at_once
+            self.gateway = asyncio.Semaphore(max(1, spawns_at_once))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:

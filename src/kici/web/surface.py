@@ -162,6 +162,7 @@ class ReloadOutcome:
     added: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
+    resurrected: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 

@@ -1,0 +1,223 @@
+"""One spawn, from an admitted choice to a compute or a failure.
+
+The reservation is taken in memory and the row is written before anything is made; the backend works under a
+deadline, at most so many at once for each scaler; a failure is recorded before its capacity is freed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kici.decide.admit import Book
+from kici.decide.entries import Routable
+from kici.domain.agent import AgentToken
+from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, StoreDown
+from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, scaler_agent_id
+from kici.domain.job import Job
+from kici.domain.resources import Shape
+from kici.domain.scale import Failed, ScaleAnswer, Spawning
+from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
+from kici.domain.verdict import SpawnFailed
+from kici.kit.supervise import Supervisor
+from kici.observe.events import Event, emit
+from kici.ports.backend import SpawnEvent, SpawnEventType, SpawnOrder
+from kici.ports.clock import Clock
+from kici.ports.entropy import Entropy
+from kici.ports.store import SpawnStore
+from kici.services.launch_failures import LaunchFailures
+from kici.services.scaler_runtime import ScalerRuntime
+from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.teardown import Teardown
+
+MINT_TRIES: Final = 8
+
+Mint = Callable[[AgentId, Sequence[str], frozenset[str]], tuple[AgentToken, str]]
+"""Makes a credential for one agent with these labels and this gate, and its plain text; the caller stores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A label set that may start one more agent of this shape now."""
+
+    runtime: ScalerRuntime
+    routable: Routable
+    shape: Shape
+
+
+class Spawner:
+    def __init__(
+        self,
+        *,
+        store: SpawnStore,
+        mint: Mint | None,
+        book: Book,
+        spawns: SpawnBook,
+        failures: LaunchFailures,
+        teardown: Teardown,
+        supervisor: Supervisor,
+        clock: Clock,
+        entropy: Entropy,
+        instance_id: InstanceId,
+        deadline_ms: Callable[[OrgId], int],
+        note: Callable[[JobId, str], None],
+    ) -> None:
+        """`deadline_ms(org)`: longest time of one backend call; `note(job, text)`: a line for the job's people."""
+        self._store = store
+        self._mint = mint
+        self._book = book
+        self._spawns = spawns
+        self._failures = failures
+        self._teardown = teardown
+        self._supervisor = supervisor
+        self._clock = clock
+        self._entropy = entropy
+        self._instance_id = instance_id
+        self._deadline_ms = deadline_ms
+        self._note = note
+
+    async def start(self, choice: Choice, job: Job | None) -> ScaleAnswer:
+        """Start an agent for a job, or without one (warm).  The caller has just checked the caps.
+
+        Tracked and reserved before the first await; returns when the row is written.
+        """
+        for _ in range(MINT_TRIES):
+            answer = await self._admit(job, choice)
+            if answer is not None:
+                return answer
+        return Failed(error=f"no free agent id for scaler {choice.runtime.name} after {MINT_TRIES} tries")
+
+    async def _admit(self, job: Job | None, choice: Choice) -> ScaleAnswer | None:
+        """Reserve, write the row, start.  None: the agent id was taken, try another."""
+        agent_id = scaler_agent_id(choice.routable.backend_type, self._entropy.hex(4))
+        token, plain = (
+            (None, None)
+            if self._mint is None
+            else self._mint(agent_id, choice.routable.agent_labels, choice.routable.gate)
+        )
+        tracked = TrackedSpawn(spawn=self._row(job, choice, agent_id, token), runtime=choice.runtime)
+        reservation = Reservation(
+            agent_id=agent_id,
+            scaler=choice.runtime.name,
+            shape=choice.shape,
+            machine_pool=choice.runtime.machine_pool,
+            owner_instance_id=self._instance_id,
+            reserved_at=self._clock.now(),
+        )
+        self._book.reserve(reservation)
+        self._spawns.add(tracked)
+        try:
+            existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
+            tracked.is_written = existing is None
+        except Conflict:
+            return None
+        except StoreDown as error:
+            tracked.is_written = True
+            self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)  # the row may have been written after all
+            return Failed(error=f"the spawn row of {agent_id} could not be written: {error}")
+        finally:
+            if not tracked.is_written:
+                self._spawns.remove(tracked)
+                self._book.release(agent_id)
+        if existing is not None:
+            return Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
+        emit(Event.SPAWN_ADMITTED, agent_id=agent_id, scaler=choice.runtime.name, job_id=tracked.spawn.bound_job_id)
+        if tracked.is_unwanted:
+            self._teardown.begin(tracked, ScaleDownReason.JOB_COMPLETE)
+        else:
+            order = self._order(tracked, plain)
+            tracked.task = self._supervisor.spawn(f"spawn.{agent_id}", self._run(tracked, order))
+        return Spawning(agent_id=agent_id, backend_type=choice.routable.backend_type)
+
+    def _row(self, job: Job | None, choice: Choice, agent_id: AgentId, token: AgentToken | None) -> Spawn:
+        routable, runtime = choice.routable, choice.runtime
+        return Spawn(
+            agent_id=agent_id,
+            scaler=runtime.name,
+            backend_type=routable.backend_type,
+            state=SpawnState.BOOTING,
+            label_set=routable.label_set,
+            labels=routable.agent_labels,
+            gate=routable.gate,
+            shape=choice.shape,
+            machine_pool=runtime.machine_pool,
+            provisioning_targets=runtime.provisioning_targets,
+            roles=routable.roles,
+            token_id=token.id if token else None,
+            owner_instance_id=self._instance_id,
+            bound_job_id=None if job is None else job.id,
+            run_id=None if job is None else job.run_id,
+            org=DEFAULT_ORG if job is None else job.org,
+            job_image=job is not None and routable.runs_job_image and job.spec.image is not None,
+            reuse_idle_seconds=runtime.reuse_idle_seconds,
+            reuse_max_jobs=runtime.reuse_max_jobs,
+            spawned_at=self._clock.now(),
+        )
+
+    def _order(self, tracked: TrackedSpawn, token: str | None) -> SpawnOrder:
+        spawn = tracked.spawn
+        return SpawnOrder(
+            agent_id=spawn.agent_id,
+            label_set=spawn.label_set,
+            labels=spawn.labels,
+            gate=spawn.gate,
+            token_id=spawn.token_id,
+            token=token,
+            orchestrator_url=tracked.runtime.orchestrator_url,
+            limits=spawn.shape.limits,
+            requests=spawn.shape.requests,
+            bound_job_id=spawn.bound_job_id,
+            run_id=spawn.run_id,
+        )
+
+    async def _run(self, tracked: TrackedSpawn, order: SpawnOrder) -> None:
+        """One spawn, from its turn in the line to a compute or a failure."""
+        deadline_ms = self._deadline_ms(tracked.spawn.org)
+        try:
+            async with tracked.runtime.gateway:
+                tracked.started_at = self._clock.monotonic()
+                async with asyncio.timeout(deadline_ms / 1000):
+                    await tracked.runtime.backend.spawn(order, lambda event: self.heard(tracked, event))
+        except TimeoutError:
+            self._spawn_failed(tracked, f"scaler spawn timed out after {deadline_ms} ms", is_deterministic=False)
+        except KiciError as error:
+            self._spawn_failed(tracked, str(error), is_deterministic=isinstance(error, DeterministicRefusal))
+        except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is a failed spawn
+            emit(Event.SPAWN_CRASHED, level=logging.ERROR, agent_id=tracked.agent_id, error=repr(error))
+            self._spawn_failed(tracked, f"the backend failed: {error!r}", is_deterministic=False)
+        else:
+            tracked.is_settled = True
+            emit(Event.SPAWN_SETTLED, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
+
+    def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
+        """Progress of a spawn.  A failure after it settled means that its compute is gone."""
+        if event.type is not SpawnEventType.FAILED:
+            return
+        if tracked.spawn.bound_job_id is not None:
+            self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
+        self._failures.seen(tracked.spawn, event.detail, self._clock.now())
+        if tracked.is_settled and tracked.is_booting:
+            self._spawn_failed(tracked, event.detail, is_deterministic=True)
+
+    def _spawn_failed(self, tracked: TrackedSpawn, text: str, *, is_deterministic: bool) -> None:
+        """Record, then free: a freed slot is offered again at once, and must find the scaler deferred."""
+        if tracked.is_ending:
+            return
+        emit(
+            Event.SPAWN_FAILED,
+            level=logging.WARNING,
+            agent_id=tracked.agent_id,
+            scaler=tracked.runtime.name,
+            job_id=tracked.spawn.bound_job_id,
+            error=text,
+        )
+        if is_deterministic:
+            self._failures.defer(tracked.runtime.name, tracked.agent_id, text, self._clock.now())
+        self._failures.of_job(tracked.spawn, SpawnFailed(text=text, scaler=tracked.runtime.name))
+        self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT, error=text)
+
+    def never_came(self, tracked: TrackedSpawn, text: str) -> None:
+        """Its agent did not register in time."""
+        self._failures.seen(tracked.spawn, text, self._clock.now())
+        self._spawn_failed(tracked, text, is_deterministic=True)

@@ -1,0 +1,195 @@
+"""Keeps idle agents ready for each label set that asks for them.
+
+A pass looks, decides (`decide.pool`) and acts: first it lets surplus agents go, then it starts what is missing.
+What is in flight is read off the spawns under way, so no counter can be forgotten on any path.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final, Never, Protocol
+
+from kici.decide.admit import Book
+from kici.decide.pool import IdleAgent, Pool, PoolState, fill, surplus
+from kici.domain.ids import AgentId, ScalerName
+from kici.domain.labels import set_key
+from kici.domain.scale import Spawning
+from kici.domain.spawn import ScaleDownReason
+from kici.kit.ticker import Ticker
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.services.drain_state import DrainState
+from kici.services.registry import AgentRegistry, ConnectedAgent
+from kici.services.scaler_manager import ScalerManager
+from kici.services.spawn_book import SpawnBook
+
+TICK_SECONDS: Final = 30.0
+REFILL_SECONDS: Final = 1.0
+"""How soon after a hand-off the pool is looked at again."""
+
+
+class PoolGauges(Protocol):
+    """Where the state of pools is shown."""
+
+    def pool(self, scaler: str, label_set: str, *, target: int, ready: int, in_flight: int) -> None: ...
+
+    def pool_gone(self, scaler: str, label_set: str) -> None: ...
+
+    def warm_spawned(self, scaler: str) -> None: ...
+
+    def warm_reaped_one(self, scaler: str) -> None: ...
+
+
+class WarmPoolManager:
+    def __init__(
+        self,
+        *,
+        pools: Sequence[Pool],
+        registry: AgentRegistry,
+        spawns: SpawnBook,
+        book: Book,
+        manager: ScalerManager,
+        drain: DrainState,
+        clock: Clock,
+        gauges: PoolGauges,
+    ) -> None:
+        self._pools = list(pools)
+        self._registry = registry
+        self._spawns = spawns
+        self._book = book
+        self._manager = manager
+        self._drain = drain
+        self._clock = clock
+        self._gauges = gauges
+        self._ticker = Ticker(TICK_SECONDS)
+        self._is_running = False
+
+    async def run(self) -> Never:
+        """Keep the pools for ever; the first pass at once.  Leave by cancellation."""
+        while True:
+            await self.tick()
+            if await self._ticker.next():
+                await self._clock.sleep(REFILL_SECONDS)
+
+    def handed_off(self, agent: ConnectedAgent) -> None:
+        """An agent was given a job: its pool may need another."""
+        if agent.spawn is not None and agent.spawn.bound_job_id is None:
+            self._ticker.nudge()
+
+    def configure(self, pools: Sequence[Pool]) -> None:
+        """Take over the pools of a reload: what is above a new size, or of no pool any more, goes at once."""
+        now_kept = {(pool.scaler, pool.key): pool for pool in pools}
+        for old in self._pools:
+            kept = now_kept.get((old.scaler, old.key))
+            self._let_go(kept or _emptied(old), at_once=True)
+            if kept is None:
+                self._gauges.pool_gone(old.scaler, old.key)
+        self._pools = list(pools)
+        self._show()
+        self._ticker.nudge()
+
+    async def tick(self) -> int:
+        """One pass over all pools.  How many agents were started."""
+        if self._is_running or self._drain.closed:
+            return 0
+        self._is_running = True
+        try:
+            for pool in self._pools:
+                self._let_go(pool, at_once=False)
+            started = 0
+            for pool, count in fill(self._states(), self._budgets(), total=self._room()):
+                started += await self._start(pool, count)
+            self._show()
+            return started
+        finally:
+            self._is_running = False
+
+    async def _start(self, pool: Pool, count: int) -> int:
+        for number in range(count):
+            answer = await self._manager.warm(pool.routable)
+            if not isinstance(answer, Spawning):
+                emit(
+                    Event.POOL_SHORT,
+                    level=logging.DEBUG,
+                    scaler=pool.scaler,
+                    label_set=pool.key,
+                    missing=count - number,
+                )
+                return number
+            self._gauges.warm_spawned(pool.scaler)
+        return count
+
+    def _let_go(self, pool: Pool, *, at_once: bool) -> None:
+        idle = [
+            IdleAgent(agent_id=agent.agent_id, registered_at=agent.registered_at)
+            for agent in self._registry
+            if _is_idle_of(agent, pool)
+        ]
+        for agent_id in surplus(pool, idle, now=self._clock.now(), at_once=at_once):
+            self._reap(agent_id, pool.scaler)
+
+    def _reap(self, agent_id: AgentId, scaler: ScalerName) -> None:
+        """Closed to jobs first; one that got a job meanwhile stays."""
+        agent = self._registry.get(agent_id)
+        if agent is None or agent.draining:
+            return
+        agent.draining = True
+        self._registry.refresh(agent)
+        if agent.jobs:
+            agent.draining = False
+            self._registry.refresh(agent)
+            return
+        self._gauges.warm_reaped_one(scaler)
+        self._manager.agent_gone(agent_id, ScaleDownReason.IDLE)
+
+    def _states(self) -> list[PoolState]:
+        return [
+            PoolState(pool=pool, ready=self._registry.ready(pool.demand), in_flight=self._in_flight(pool))
+            for pool in self._pools
+        ]
+
+    def _in_flight(self, pool: Pool) -> int:
+        return sum(
+            tracked.is_booting
+            and tracked.spawn.bound_job_id is None
+            and tracked.spawn.scaler == pool.scaler
+            and set_key(tracked.spawn.label_set) == pool.key
+            for tracked in self._spawns
+        )
+
+    def _budgets(self) -> dict[ScalerName, int]:
+        """Room under `maxAgents` of each scaler with a pool."""
+        budgets = {}
+        for name in {pool.scaler for pool in self._pools}:
+            runtime = self._manager.fleet.runtimes[name]
+            used = max(runtime.backend.active_count(), self._book.of(name).agents)
+            budgets[name] = max(0, runtime.caps.agents_max - used)
+        return budgets
+
+    def _room(self) -> int:
+        fleet = self._manager.fleet
+        return max(0, fleet.caps.agents_max - max(fleet.active_total(), self._book.total.agents))
+
+    def _show(self) -> None:
+        for state in self._states():
+            self._gauges.pool(
+                state.pool.scaler,
+                state.pool.key,
+                target=state.pool.size,
+                ready=state.ready,
+                in_flight=state.in_flight,
+            )
+
+
+def _is_idle_of(agent: ConnectedAgent, pool: Pool) -> bool:
+    spawn = agent.spawn
+    return (
+        spawn is not None
+        and spawn.bound_job_id is None
+        and spawn.scaler == pool.scaler
+        and set_key(spawn.label_set) == pool.key
+        and agent.is_free
+    )
+
+
+def _emptied(pool: Pool) -> Pool:
+    return Pool(key=pool.key, routable=pool.routable, size=0, idle_timeout_ms=0)
