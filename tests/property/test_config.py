@@ -26,7 +26,7 @@ LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-2, 300),
-    st.floats(),
+    st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=6),
     st.sampled_from(["container", "bare-metal", "event", "linux", "2g", "10.0.0.0/24", "5000", "ws://h/ws", "qemu"]),
 )
@@ -89,7 +89,7 @@ def checked(loaded: Loaded) -> Loaded:
 
 
 def loads(document: object) -> Loaded:
-    return checked(load_text(json.dumps(document, allow_nan=True).encode()))
+    return checked(load_text(json.dumps(document).encode()))
 
 
 @given(st.binary(max_size=200))
@@ -102,7 +102,7 @@ def test_no_punctuation_crashes_it(text: str) -> None:
     checked(load_text(text.encode()))
 
 
-@given(ANYTHING)
+@given(ANYTHING | st.floats() | st.lists(st.floats()))
 def test_no_structure_crashes_it(document: object) -> None:
     with contextlib.suppress(yaml.YAMLError):
         checked(load_text(yaml.safe_dump(document, allow_unicode=True).encode()))
@@ -152,9 +152,7 @@ def test_the_schema_is_never_stricter_than_the_loader(
 ) -> None:
     place = data.draw(st.sampled_from([document, document["scalers"][0], document["scalers"][0]["labelSets"][0]]))
     place.update(extra)
-    text = json.dumps(document, allow_nan=False) if "NaN" not in json.dumps(document) else None
-    assume(text is not None and "Infinity" not in json.dumps(document))
-    if load_text((text or "").encode()).config is not None:
+    if loads(document).config is not None:
         assert SCHEMA.is_valid(document)
 
 
