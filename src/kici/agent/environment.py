@@ -8,7 +8,6 @@ proven otherwise, since a setting that is ignored in silence does harm later.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 
 from kici.domain.errors import Misconfigured
@@ -190,13 +189,19 @@ def _check_names(environ: Mapping[str, str], reader: _Reader) -> list[str]:
             if name in WITHOUT_EFFECT:
                 warnings.append(f"{name} has no effect here")
             continue
-        near = get_close_matches(name, sorted(OURS), n=1)
-        text = f"{name} is not a setting of the agent" + (f": did you mean {near[0]}?" if near else "")
+        text = f"{name} is not a setting of the agent{_suggestion(name)}"
         if environ.get("KICI_DEV") == "true":
             warnings.append(text)
         else:
             reader.problems.append(text)
     return warnings
+
+
+def _suggestion(name: str) -> str:
+    from difflib import get_close_matches  # costs more than the rest of this module, and almost never runs
+
+    near = get_close_matches(name, sorted(OURS), n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def _read_half(reader: _Reader, host: HostFacts, *, scaler_managed: bool, version: str) -> AgentSettings:
