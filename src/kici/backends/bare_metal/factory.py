@@ -18,7 +18,7 @@ def settings_of(entry: ScalerEntry, data_dir: Path) -> BareMetalSettings:
         max_agents=entry.max_agents,
         sets=tuple(process_set(label_set) for label_set in entry.label_sets),
         enforce_cgroups=entry.enforce_cgroups,
-        data_dir=data_dir,
+        data_dir=data_dir.resolve(),  # part of every mark: one spelling, however it was given
     )
 
 
