@@ -22,7 +22,7 @@ from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Outcome
 from kici.domain.platform import Host
 from kici.domain.resources import NOTHING, Amount
-from kici.domain.spawn import ScaleDownReason
+from kici.domain.spawn import ScaleDownReason, Spawn
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.observe.metrics import Metrics, ReservedBy
@@ -238,6 +238,7 @@ class Coordinator:
                 on_result=lambda result: self.metrics.config_reloads.labels(result=result).inc(),
                 capacity_changed=self.pending.capacity_freed,
             )
+            self.teardown.all_gone = self.reload.agent_gone
 
     def _meet_agents(self) -> None:
         given = self.given
@@ -293,6 +294,7 @@ class Coordinator:
             clock=given.clock,
             instance_id=self.instance_id,
             grace_ms=self._grace_ms,
+            retired=self._retired,
         )
 
     def _sweep(self) -> None:
@@ -450,6 +452,10 @@ class Coordinator:
 
     def _grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
         return self.settings.peek(knobs.AGENT_RECONNECT_GRACE_MS) if scaler_managed else STATIC_GRACE_MS
+
+    def _retired(self, row: Spawn) -> ScalerRuntime | None:
+        configuration = self.given.configuration
+        return None if configuration is None else configuration.builder.build_retired(row)
 
     def _mint(self, agent_id: AgentId, labels: Sequence[str], gate: frozenset[str]) -> tuple[AgentToken, str]:
         return self.tokens.new_agent_token(

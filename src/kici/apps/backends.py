@@ -13,12 +13,13 @@ from kici.adapters.zygote_client import Zygote
 from kici.backends.bare_metal.backend import BareMetalBackend
 from kici.backends.bare_metal.compute import Tools
 from kici.backends.bare_metal.factory import make_backend, settings_of
-from kici.config.model import BackendType, ScalerEntry, ScalersConfig
+from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.launch import LaunchHost
 from kici.decide.route import Router
 from kici.domain.errors import Misconfigured
 from kici.domain.platform import Host
+from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import OnExit
 from kici.ports.clock import Clock
@@ -106,6 +107,12 @@ class FleetBuilder:
         runtime.backend.configure(settings_of(entry, self._site.data_dir))
         runtime.caps = scaler_caps(entry)
         self._settle(runtime, entry)
+
+    def build_retired(self, row: Spawn) -> ScalerRuntime | None:
+        if row.backend_type != BackendType.BARE_METAL:
+            return None
+        labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
+        return self.build(ScalerEntry(name=row.scaler, type=BackendType.BARE_METAL, max_agents=1, label_sets=(labels,)))
 
     def _settle(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
         runtime.widen(entry.max_concurrent_spawns)

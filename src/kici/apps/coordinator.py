@@ -36,6 +36,7 @@ from kici.kit.supervise import Supervisor
 from kici.observe import logging_setup
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
+from kici.services.config_watch import ConfigWatch
 from kici.services.secret_box import check_key
 from kici.web.app import build_app
 from kici.web.logins import Logins
@@ -127,6 +128,13 @@ class _Program:
                 if self._zygote is not None:
                     supervisor.start("zygote", self._zygote.open())  # so that the first job need not wait for it
                 await coordinator.start()
+                if self._settings.scaler_config_watch:
+                    watch = ConfigWatch(
+                        fingerprint=lambda: _fingerprint(self._settings),
+                        reload=coordinator.reload_scalers,
+                        clock=self._clock,
+                    )
+                    supervisor.service("config-watch", watch.run)
                 self._listen_to_signals(coordinator, supervisor)
                 url = f"http://{_address(listener, self._settings.host)}"
                 with data_dir.endpoint(url):
@@ -215,6 +223,15 @@ def _read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, .
     """The scalers files: a valid configuration, or every problem with its place."""
     loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
     return loaded.config or tuple(str(problem) for problem in loaded.problems)
+
+
+def _fingerprint(settings: CoordinatorSettings) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the scalers files."""
+    main, folder = settings.scaler_config_path, settings.scaler_config_dir
+    files = [] if main is None else [main]
+    if folder is not None and folder.is_dir():
+        files += sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists())
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -196,6 +196,7 @@ class _Scalers:
         is_retiring = coordinator.reload is not None and runtime.name in coordinator.reload.retiring
         idle = "retiring" if is_retiring else "backoff" if deferred else "ready"
         state = "draining" if coordinator.drain.closed else idle
+        ready, target = coordinator.pools.of_scaler(runtime.name)
         return ScalerRow(
             name=runtime.name,
             type=runtime.backend.type,
@@ -207,6 +208,8 @@ class _Scalers:
             max_agents=runtime.caps.agents_max,
             active=runtime.backend.active_count(),
             booting=sum(tracked.is_booting and tracked.runtime is runtime for tracked in coordinator.spawns),
+            warm_ready=ready,
+            warm_target=target,
             cpus_used=used.cpu_micros / 1_000_000,
             memory_bytes_used=used.memory_bytes,
             backoff_until=None if deferred is None else deferred.until,

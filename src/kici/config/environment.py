@@ -173,6 +173,9 @@ class CoordinatorSettings:
     """The scalers file.  None (and no directory): one scaler of local processes."""
     scaler_config_dir: Path | None = None
     """Folder with further scaler files, `*.yaml` and `*.yml`.  None: none."""
+    scaler_config_watch: bool = False
+    """Reload when one of these files changes.  False: only when asked (SIGHUP, `kici-admin scaler reload`), so that
+    a file that is being edited is not read half-way."""
     machine_ledger_dir: Path | None = None
     """Folder of the machine pools' ledgers, one for all orchestrators of a host.  None: the usual places are tried."""
     scaler_spawn_timeout_ms: AtLeastASecond = 300_000

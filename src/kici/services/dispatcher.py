@@ -102,7 +102,7 @@ class Dispatcher:
         """Give a free agent the oldest waiting job that it fits, if any.  One job at most."""
         while not self._drain.closed and agent.is_free and self._registry.get(agent.agent_id) is agent:
             class_ids = self._demands.fitting(
-                lambda demand: self._registry.fits(agent.shape, demand), limit=CLASSES_PER_CLAIM
+                lambda demand: self._registry.accepts(agent, demand), limit=CLASSES_PER_CLAIM
             )
             if not class_ids:
                 return False

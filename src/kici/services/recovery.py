@@ -19,7 +19,7 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore, JobStore, SpawnStore
 from kici.services.absences import Absences
-from kici.services.scaler_runtime import Fleet
+from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
 
@@ -43,7 +43,9 @@ class Recovery:
         clock: Clock,
         instance_id: InstanceId,
         grace_ms: Callable[[bool], int],
+        retired: Callable[[Spawn], ScalerRuntime | None],
     ) -> None:
+        """`retired(row)` makes a scaler that is no longer configured able to clean up; None: it cannot here."""
         self._store = store
         self._fleet = fleet
         self._book = book
@@ -53,6 +55,7 @@ class Recovery:
         self._clock = clock
         self._instance_id = instance_id
         self._grace_ms = grace_ms
+        self._retired = retired
         self._dead: dict[AgentId, str] = {}
         self._waiting: set[AgentId] = set()
 
@@ -67,7 +70,7 @@ class Recovery:
             if row.scaler in by_scaler:
                 by_scaler[row.scaler].append(row)
             else:
-                await self._forget(row, "its scaler is no longer configured")
+                await self._abandoned(row)
         for name, mine in by_scaler.items():
             await self._scaler(name, mine)
 
@@ -95,6 +98,17 @@ class Recovery:
         else:
             if orphans:
                 emit(Event.ORPHANS_REMOVED, level=logging.WARNING, scaler=name, count=orphans)
+
+    async def _abandoned(self, row: Spawn) -> None:
+        """Its scaler left the file while nobody looked: what lives of it here goes."""
+        runtime = self._retired(row)
+        if runtime is not None:
+            try:
+                await runtime.backend.reap_unowned(row.agent_id)
+            except KiciError as error:
+                emit(Event.ORPHANS_LEFT, level=logging.WARNING, scaler=row.scaler, error=str(error))
+                return  # the row stays, for the next start
+        await self._forget(row, "its scaler is no longer configured")
 
     async def _forget(self, row: Spawn, why: str) -> None:
         """No compute: the row, its reservation and its claim on the job go; the job is settled by `jobs`."""

@@ -173,6 +173,10 @@ class AgentRegistry:
             if self.fits(shape, demand)
         )
 
+    def accepts(self, agent: ConnectedAgent, demand: Demand) -> bool:
+        """Whether this agent, busy or not, can take a job of this demand that it was not made for."""
+        return self.fits(agent.shape, demand) and _host_fits(agent, demand)
+
     def fits(self, shape: AgentShape, demand: Demand) -> bool:
         """`class_fits`, remembered.  Demands that name a host are judged for the rest of their labels."""
         key = (shape, demand)

@@ -18,6 +18,7 @@ from kici.decide.route import Router
 from kici.domain.errors import KiciError
 from kici.domain.ids import ScalerName
 from kici.domain.platform import Host
+from kici.domain.spawn import Spawn
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.services.scaler_manager import ScalerManager
@@ -41,6 +42,10 @@ class Builder(Protocol):
 
     def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
         """Take over a changed entry that `check` passed.  Does not fail, does not wait."""
+        ...
+
+    def build_retired(self, row: Spawn) -> ScalerRuntime | None:
+        """A scaler that left the file, able to clean up after itself; None where its type is not made here."""
         ...
 
 
@@ -92,6 +97,11 @@ class Reload:
     @property
     def retiring(self) -> frozenset[ScalerName]:
         return frozenset(self._retiring)
+
+    def agent_gone(self) -> None:
+        """It may have been the last one of a retiring scaler."""
+        if self._retiring:
+            self._ticker.nudge()
 
     async def reload(self) -> ReloadReport:
         """Read the files and take them over, or leave everything as it is and say why."""

@@ -42,6 +42,8 @@ class Teardown:
         self._clock = clock
         self.capacity_freed: Callable[[], None] = lambda: None
         """Set by the composition root: the re-drive."""
+        self.all_gone: Callable[[], None] = lambda: None
+        """Set by the composition root: told after each compute of which nothing is left."""
 
     def begin(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None = None) -> None:
         """Start to take it down in the background.  `error` is put on the bound job as its provisioning error."""
@@ -84,6 +86,7 @@ class Teardown:
         self._release(tracked)
         await self._delete_row(tracked)
         self._spawns.remove(tracked)
+        self.all_gone()
         emit(Event.SPAWN_DESTROYED, agent_id=tracked.agent_id, scaler=tracked.runtime.name, reason=reason)
 
     async def _stop_spawning(self, tracked: TrackedSpawn) -> None:

@@ -75,6 +75,11 @@ class WarmPoolManager:
         if agent.spawn is not None and agent.spawn.bound_job_id is None:
             self._ticker.nudge()
 
+    def of_scaler(self, name: ScalerName) -> tuple[int, int]:
+        """Ready and wanted agents over all pools of a scaler."""
+        states = [state for state in self._states() if state.pool.scaler == name]
+        return sum(min(state.ready, state.pool.size) for state in states), sum(state.pool.size for state in states)
+
     def configure(self, pools: Sequence[Pool]) -> None:
         """Take over the pools of a reload: what is above a new size, or of no pool any more, goes at once."""
         now_kept = {(pool.scaler, pool.key): pool for pool in pools}
