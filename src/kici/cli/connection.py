@@ -35,10 +35,13 @@ def with_client(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
     @click.option("--data-dir", metavar="DIR", help="Data directory of the coordinator here (KICI_DATA_DIR).")
     @wraps(command)
     def connected(*args: P.args, **kwargs: P.kwargs) -> R:
-        before = click.get_current_context().meta
+        ctx = click.get_current_context()
+        before = ctx.meta
         url = kwargs.pop("url") or before.get("kici.url")
         data_directory = kwargs.pop("data_dir") or before.get("kici.data_dir")
-        return command(connect(_text(url), _text(data_directory)), *args, **kwargs)
+        client = connect(_text(url), _text(data_directory))
+        ctx.call_on_close(client.close)
+        return command(client, *args, **kwargs)
 
     return connected
 

@@ -26,10 +26,13 @@ class Cancelling:
 
     def cancel(self, *, force: bool) -> None:
         """Best effort: what cannot be cancelled is over, or says so later."""
+        client = self._client.again()
         try:
-            self._client.again().post(self._path, {"force": force, "reason": "interrupted at the command line"})
+            client.post(self._path, {"force": force, "reason": "interrupted at the command line"})
         except CliError as error:
             _say(f"kici: {error.message}\n")
+        finally:
+            client.close()
 
     def _interrupted(self, _: int, __: FrameType | None) -> None:
         if self.is_asked:
