@@ -33,6 +33,8 @@ class SpawnScript:
     """Whether the machine exists by the time that `error` is raised (and then has to be undone)."""
     error: KiciError | None = None
     """What `spawn` raises in the end."""
+    settle_seconds: float = 0.0
+    """How long `spawn` goes on once the machine exists: its agent may register meanwhile, or end."""
     dies_after_seconds: float | None = None
     """When the machine ends by itself, counted from the end of `spawn`."""
     repeats_events: bool = False
@@ -216,6 +218,10 @@ class FakeBackend:
             machine = Machine(agent.order, self.scaler, script, agent.spawned_at, script.destroy_failures)
             self.machines.watchers[agent.order.agent_id] = partial(self._on_death, agent)
             self.machines.make(machine)
+        if script.settle_seconds:
+            await self._clock.sleep(script.settle_seconds)
+            if script.makes and agent.order.agent_id not in self.machines.alive:
+                raise Retryable(f"the machine of {agent.order.agent_id} ended while it was being started")
         if script.error is not None:
             raise script.error
         agent.state = ComputeState.RUNNING

@@ -146,6 +146,11 @@ class SimWire:
         self.b = SimEnd(self, names[0])
         self.a.peer, self.b.peer = self.b, self.a
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether what is sent in either direction is lost."""
+        return bool(self._deaf)
+
     def cut(self) -> None:
         """Reset: both ends are told at once."""
         for end in (self.a, self.b):

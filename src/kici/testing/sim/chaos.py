@@ -1,0 +1,162 @@
+"""What goes wrong now and then: each kind of fault of a plan in a loop of its own, with pauses drawn from the seed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.agent import SimAgent
+from kici.testing.sim.trace import WORLD
+
+if TYPE_CHECKING:
+    from kici.testing.sim.world import World
+
+JUMPS_MS = (-900_000, -60_000, -1000, 1000, 60_000, 900_000)
+
+
+class Chaos:
+    def __init__(self, world: "World", entropy: SeededEntropy) -> None:
+        self._world = world
+        self._entropy = entropy
+        self._acts: dict[str, Callable[[], Awaitable[None]]] = {
+            "cut": self._cut,
+            "half-open": self._half_open,
+            "blackhole": self._black_hole,
+            "outage": self._outage,
+            "kill": self._kill,
+            "stop": self._stop,
+            "shutdown": self._shut_down,
+            "jump": self._jump,
+            "crash": self._crash,
+            "death": self._death,
+            "freeze": self._freeze,
+            "term": self._terminate,
+            "drain": self._drain,
+            "drain-agent": self._drain_agent,
+            "revoke": self._revoke,
+            "cancel-job": lambda: world.workload.cancel_some("job"),
+            "cancel-run": lambda: world.workload.cancel_some("run"),
+        }
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for kind, seconds in self._world.plan.every.items():
+                group.create_task(self._now_and_then(seconds, self._acts[kind]), name=f"chaos {kind}")
+
+    async def _now_and_then(self, seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(self._entropy.uniform(0.2 * seconds, 1.8 * seconds))
+            await act()
+
+    def _any(self, agents: list[SimAgent]) -> SimAgent | None:
+        return self._entropy.choice(agents) if agents else None
+
+    async def _cut(self) -> None:
+        connected = self._world.network.connected()
+        if connected:
+            self._world.trace.count("link cut")
+            self._world.network.cut(self._entropy.choice(connected))
+
+    async def _half_open(self) -> None:
+        connected = self._world.network.connected()
+        if connected:
+            self._world.trace.count("link half open")
+            way = self._entropy.choice(["both", "both", "agent", "coordinator"])
+            self._world.network.half_open(
+                self._entropy.choice(connected), to_agent=way != "coordinator", to_coordinator=way != "agent"
+            )
+
+    async def _black_hole(self) -> None:
+        """Nothing can be connected for a while."""
+        self._world.trace.count("black hole")
+        self._world.network.is_black_hole = True
+        try:
+            await asyncio.sleep(self._entropy.uniform(1, 30))
+        finally:
+            self._world.network.is_black_hole = False
+
+    async def _outage(self) -> None:
+        seconds = self._entropy.uniform(0.5, 8) if self._entropy.chance(0.7) else self._entropy.uniform(8, 100)
+        self._world.trace.tell(f"the store is down for {seconds:.1f} s", WORLD)
+        self._world.trace.count("store outage")
+        self._world.weather.is_down = True
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._world.weather.is_down = False
+            self._world.trace.tell("the store is up", WORLD)
+
+    async def _kill(self) -> None:
+        self._world.coordinator.kill(self._down_seconds())
+
+    async def _stop(self) -> None:
+        self._world.coordinator.stop(keep_agents=True, down_seconds=self._down_seconds())
+
+    async def _shut_down(self) -> None:
+        self._world.doom_all("the coordinator was shut down")
+        self._world.coordinator.stop(keep_agents=False, down_seconds=self._down_seconds())
+
+    def _down_seconds(self) -> float:
+        return self._entropy.uniform(0.1, 5) if self._entropy.chance(0.7) else self._entropy.uniform(5, 60)
+
+    async def _jump(self) -> None:
+        """The wall time of the coordinator and its embedded database jumps."""
+        jump_ms = self._entropy.choice(JUMPS_MS)
+        self._world.trace.tell(f"wall time jumps by {jump_ms / 1000:g} s", WORLD)
+        self._world.trace.count("clock jump")
+        self._world.clock.skew_ms += jump_ms
+
+    async def _crash(self) -> None:
+        agent = self._any(self._world.statics())
+        if agent is not None:
+            self._world.trace.count("static agent crashed")
+            self._world.restart_static(agent, self._entropy.uniform(0.5, 60))
+
+    async def _death(self) -> None:
+        alive = list(self._world.host.alive)
+        if alive:
+            self._world.host.ends(self._entropy.choice(alive), "was killed by signal 9")
+
+    async def _freeze(self) -> None:
+        agent = self._any(self._world.agents())
+        if agent is not None:
+            self._world.trace.count("agent frozen")
+            seconds = self._entropy.uniform(1, 20) if self._entropy.chance(0.7) else self._entropy.uniform(20, 300)
+            agent.freeze(seconds)
+
+    async def _terminate(self) -> None:
+        agent = self._any(self._world.agents())
+        if agent is not None:
+            self._world.trace.count("agent told to end")
+            agent.truth.doomed = "somebody sent TERM"
+            agent.terminate()
+
+    async def _drain(self) -> None:
+        program = self._world.reach()
+        if program is not None:
+            self._world.trace.tell("the coordinator drains", WORLD)
+            self._world.trace.count("coordinator drained")
+            program.drain.draining = True
+            await asyncio.sleep(self._entropy.uniform(1, 20))
+            program.drain.draining = False
+            program.pending.capacity_freed()
+
+    async def _drain_agent(self) -> None:
+        program, agent = self._world.reach(), self._any(self._world.agents())
+        if program is not None and agent is not None and program.sessions.drain_agent(agent.id):
+            self._world.trace.tell("is drained by an operator", agent.id)
+            self._world.trace.count("agent drained")
+
+    async def _revoke(self) -> None:
+        """Revoke the token of a scaler-made agent."""
+        program = self._world.reach()
+        agent = self._any(list(self._world.host.agents.values()))
+        registered = None if program is None or agent is None else program.registry.get(agent.id)
+        if program is None or agent is None or registered is None or registered.token_id is None:
+            return
+        agent.truth.doomed = "its token was revoked"
+        self._world.trace.tell("its token is revoked", agent.id)
+        self._world.trace.count("token revoked")
+        await self._world.patiently(partial(program.tokens.revoke_agent_token, registered.token_id))

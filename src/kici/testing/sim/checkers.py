@@ -1,0 +1,315 @@
+"""What must hold at every step, checked against what was committed and what agents and machines do.
+
+Moves come from the store's watch (`committed`), from agents (`step_starts`, `agent_says`, ...) and from machines
+(`machine_made`, `machine_gone`).  The rules are written down a second time here on purpose: a checker that asked
+the program's own functions would share their mistakes.
+"""
+
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from kici.domain.ids import AgentId, JobId
+from kici.domain.job import JOB_MOVES, RUN_MOVES, STARTED, TERMINAL, Demand, JobStatus, RunStatus
+from kici.domain.resources import Ask, Shape, parse_memory
+from kici.domain.spawn import SPAWN_MOVES, SpawnState
+from kici.ports.backend import SpawnOrder
+from kici.testing.sim.ledger import (
+    SELF_LABELS,
+    AgentTruth,
+    JobTruth,
+    Ledger,
+    MachineTruth,
+    SpawnTruth,
+)
+from kici.testing.sim.trace import Trace
+from kici.testing.sim.watched import (
+    Change,
+    JobChange,
+    LogChange,
+    ReservationChange,
+    RunChange,
+    SessionChange,
+    SpawnChange,
+)
+from kici.wire.messages import JobAck, JobStart, JobStatusReport, Message
+
+_S = JobStatus
+_BY_AGENT: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT})
+ATTEMPTS_MAX: Final = 5
+
+
+class Checkers:
+    def __init__(self, ledger: Ledger, trace: Trace) -> None:
+        self._ledger = ledger
+        self._trace = trace
+        self._check = trace.check
+        self.may_lose: Callable[[AgentTruth], str | None] = lambda agent: None
+        """Why the program may give this agent up now; None: it may not."""
+
+    # ------------------------------------------------------------------ the store
+
+    def committed(self, changes: list[Change]) -> None:
+        for change in changes:
+            match change:
+                case JobChange():
+                    self._job(change)
+                case RunChange():
+                    self._run(change)
+                case SpawnChange():
+                    self._spawn(change)
+                case ReservationChange():
+                    self._reservation(change)
+                case LogChange():
+                    self._output(change)
+                case SessionChange():
+                    self._session(change)
+                case _:
+                    assert_never(change)
+
+    def _job(self, change: JobChange) -> None:
+        who = (change.job_id, *(agent for agent in (change.agent_after or change.agent_before,) if agent))
+        before, after = change.before, change.after
+        self._trace.tell(
+            f"job {before} -> {after} agent {change.agent_after} attempts {change.attempts} "
+            f"exit {change.exit_code} signal {change.signal} reason {change.reason}",
+            *who,
+        )
+        if after is None:
+            self._trace.violate("a job was deleted", *who)
+            return
+        if before is None:
+            self._job_added(change, after)
+            return
+        job = self._ledger.jobs[change.job_id]
+        self._check(job.status is before, f"the ledger has it {job.status}, the store had it {before}", *who)
+        if before is not after:
+            self._check(after in JOB_MOVES[before], f"a job moved from {before} to {after}", *who)
+            self._trace.count(f"job {after}")
+        job.status, job.agent_id = after, change.agent_after
+        if after in TERMINAL:
+            if before in STARTED:
+                self._job_ended(job, change)
+            return
+        if change.agent_before != change.agent_after:
+            is_release = before is _S.DISPATCHED and after is _S.QUEUED
+            self._check(after is _S.DISPATCHED or is_release, "a job changed hands while it was held", *who)
+        if after is _S.DISPATCHED and before is not after:
+            self._job_claimed(job)
+        if after is _S.RUNNING and before is _S.DISPATCHED:
+            self._job_granted(job)
+        self._check(change.attempts < ATTEMPTS_MAX, f"{change.attempts} attempts, and it is not over", *who)
+
+    def _job_added(self, change: JobChange, after: JobStatus) -> None:
+        self._check(after in {_S.PENDING, _S.QUEUED, _S.DISPATCHED}, f"a job began as {after}", change.job_id)
+        job = JobTruth(
+            job_id=change.job_id,
+            run_id=change.run_id,
+            name=change.name,
+            demand=self._ledger.demands[change.name],
+            status=after,
+            agent_id=change.agent_after,
+        )
+        self._ledger.jobs[change.job_id] = job
+        self._trace.count("job submitted")
+        if after is _S.DISPATCHED:
+            self._job_claimed(job)
+
+    def _job_claimed(self, job: JobTruth) -> None:
+        assert job.agent_id is not None, job
+        who = (job.job_id, job.agent_id)
+        job.acked_by.discard(job.agent_id)
+        agent = self._ledger.agents.get(job.agent_id)
+        if agent is None:
+            self._trace.violate("a job was claimed for an agent that nobody made", *who)
+            return
+        held = self._ledger.held_by(agent.agent_id)
+        self._check(len(held) <= 1, f"an agent was given {len(held)} jobs at once", *who, *(one.job_id for one in held))
+        if agent.jobs_max is not None:
+            self._check(agent.jobs_started < agent.jobs_max, "an agent that had its jobs was given another", *who)
+        misfit = self._misfit(agent, job)
+        self._check(misfit is None, f"an agent was given a job that it does not fit: {misfit}", *who)
+
+    def _misfit(self, agent: AgentTruth, job: JobTruth) -> str | None:
+        demand = job.demand
+        if missing := demand.labels - agent.labels:
+            return f"it lacks {sorted(missing)}"
+        if excluded := demand.exclude & agent.labels:
+            return f"the job excludes {sorted(excluded)}"
+        if closed := agent.gate - demand.labels:
+            return f"the job does not name {sorted(closed)}"
+        order = agent.order
+        if order is None or order.bound_job_id == job.job_id:
+            return None
+        has = Shape(requests=order.requests, limits=order.limits)
+        return None if _declares(demand, has) else "it was made with other resources"
+
+    def _job_granted(self, job: JobTruth) -> None:
+        assert job.agent_id is not None, job
+        who = (job.job_id, job.agent_id)
+        self._check(job.granted_to is None, "running was committed twice for a job", *who)
+        self._check(job.agent_id in job.acked_by, "running was committed and its agent never acknowledged", *who)
+        job.granted_to = job.agent_id
+
+    def _job_ended(self, job: JobTruth, change: JobChange) -> None:
+        """A started job is over: as its agent said, or because its agent was lost."""
+        assert job.agent_id is not None, job
+        who = (job.job_id, job.agent_id)
+        said = [report for agent_id, report in job.reports if agent_id == job.agent_id]
+        for report in said:
+            if (report.state, report.exit_code, report.signal) == (job.status, change.exit_code, change.signal):
+                self._check(
+                    (report.stdout_bytes, report.stderr_bytes) == (job.stored[1], job.stored[2]),
+                    f"the end was stored before all of the output: {job.stored} of "
+                    f"{report.stdout_bytes} and {report.stderr_bytes} bytes",
+                    *who,
+                )
+                self._trace.count("end as reported")
+                return
+        is_verdict = change.exit_code is None and change.signal is None
+        ends = {_S.FAILED, _S.CANCELLED} if change.before is _S.CANCELLING else {_S.FAILED}
+        self._check(is_verdict and job.status in ends, f"its end is not what its agent reported: {said}", *who)
+        self._trace.count("end by verdict")
+        agent = self._ledger.agents[job.agent_id]
+        if agent.process is not None:
+            why = self.may_lose(agent)
+            self._check(why is not None, "a job was ended while its agent was well", *who)
+
+    def _run(self, change: RunChange) -> None:
+        before, after = change.before, change.after
+        if after is None:
+            return
+        if before is not None:
+            self._check(
+                after in RUN_MOVES[before], f"run {change.run_id} moved from {before} to {after}", change.run_id
+            )
+        self._ledger.runs[change.run_id] = after
+        if after not in {RunStatus.RUNNING, RunStatus.CANCELLING}:
+            live = [
+                job.job_id
+                for job in self._ledger.jobs.values()
+                if job.run_id == change.run_id and job.status not in TERMINAL
+            ]
+            self._check(not live, f"run {change.run_id} ended {after} before its jobs", *live)
+
+    def _spawn(self, change: SpawnChange) -> None:
+        who = (change.agent_id, *([change.job_id] if change.job_id else []))
+        self._trace.tell(f"spawn {change.before} -> {change.after} {change.reason or ''}".rstrip(), *who)
+        if change.before is None:
+            self._check(change.after is SpawnState.BOOTING, f"a spawn began as {change.after}", *who)
+        elif change.after is not None:
+            self._check(
+                change.after in SPAWN_MOVES[change.before], f"a spawn moved {change.before} -> {change.after}", *who
+            )
+        if change.after is None:
+            del self._ledger.spawns[change.agent_id]
+            self._check(
+                change.agent_id not in self._ledger.machines, "a spawn row was deleted while its compute lives", *who
+            )
+            return
+        self._ledger.spawns[change.agent_id] = SpawnTruth(change.after, change.job_id, change.scaler)
+        if change.after is not SpawnState.ENDING and change.job_id is not None:
+            serving = [
+                agent_id
+                for agent_id, spawn in self._ledger.spawns.items()
+                if spawn.job_id == change.job_id and spawn.state is not SpawnState.ENDING
+            ]
+            self._check(len(serving) == 1, f"{len(serving)} spawns serve one job", change.job_id, *serving)
+
+    def _reservation(self, change: ReservationChange) -> None:
+        if change.is_held:
+            self._ledger.reservations[change.agent_id] = None
+        else:
+            self._ledger.reservations.pop(change.agent_id, None)
+
+    def _output(self, change: LogChange) -> None:
+        job = self._ledger.jobs[change.job_id]
+        stored, produced = job.stored[change.stream], job.produced[change.stream]
+        self._trace.tell(f"output {change.stream} at {change.offset}: {len(change.data)} bytes", change.job_id)
+        self._check(change.offset == stored, f"output at {change.offset}, but {stored} bytes are stored", change.job_id)
+        end = change.offset + len(change.data)
+        self._check(
+            bytes(produced[change.offset : end]) == change.data,
+            f"stored output differs from what was written, from {change.offset} to {end} of {len(produced)}",
+            change.job_id,
+        )
+        job.stored[change.stream] = end
+
+    def _session(self, change: SessionChange) -> None:
+        if change.after is None:
+            self._ledger.sessions.pop(change.agent_id, None)
+        else:
+            self._ledger.sessions[change.agent_id] = change.after
+
+    # ------------------------------------------------------------------ agents
+
+    def step_starts(self, agent: AgentTruth, start: JobStart) -> None:
+        job = self._ledger.jobs[JobId(start.job_id)]
+        who = (job.job_id, agent.agent_id)
+        self._trace.tell("its step starts", *who)
+        self._trace.count("step started")
+        self._check(job.started_by is None, f"a job was started twice, first by {job.started_by}", *who)
+        self._check(job.granted_to == agent.agent_id, "a step started before running was committed for it", *who)
+        job.started_by = agent.agent_id
+        agent.jobs_started += 1
+        agent.running = job.job_id
+        if agent.jobs_max is not None:
+            self._check(agent.jobs_started <= agent.jobs_max, f"an agent ran {agent.jobs_started} jobs", *who)
+
+    def step_wrote(self, agent: AgentTruth, stream: int, data: bytes) -> None:
+        assert agent.running is not None, "a step that writes was started"
+        self._ledger.jobs[agent.running].produced[stream] += data
+
+    def agent_says(self, agent: AgentTruth, message: Message) -> None:
+        match message:
+            case JobAck(job_id=job_id):
+                self._trace.tell("acknowledges", agent.agent_id, job_id)
+                self._ledger.jobs[JobId(job_id)].acked_by.add(agent.agent_id)
+            case JobStatusReport(job_id=job_id, state=state) if state != "running":
+                job = self._ledger.jobs[JobId(job_id)]
+                if (agent.agent_id, message) not in job.reports:
+                    self._trace.tell(
+                        f"reports {state} exit {message.exit_code} signal {message.signal}", agent.agent_id, job_id
+                    )
+                    job.reports.append((agent.agent_id, message))
+
+    def agent_hears(self, agent: AgentTruth, frame: bytes) -> None:
+        """A frame of the coordinator arrives."""
+        if b'"job.status.ack"' in frame:
+            self._trace.tell("hears that its report was taken", agent.agent_id)
+
+    # ------------------------------------------------------------------ machines
+
+    def machine_made(self, order: SpawnOrder, scaler: str) -> None:
+        agent_id = order.agent_id
+        self._trace.tell("its machine was made", agent_id)
+        self._trace.count("machine made")
+        self._check(agent_id in self._ledger.spawns, "a machine was made without a row", agent_id)
+        self._check(agent_id in self._ledger.reservations, "a machine was made without a reservation", agent_id)
+        self._ledger.machines[agent_id] = MachineTruth(order, scaler)
+        self._ledger.agents[agent_id] = AgentTruth(
+            agent_id=agent_id,
+            labels=frozenset((*order.labels, *SELF_LABELS)),
+            gate=order.gate,
+            order=order,
+            jobs_max=self._ledger.jobs_max[scaler],
+        )
+
+    def machine_gone(self, agent_id: AgentId, how: str) -> None:
+        self._trace.tell(f"its machine is gone: {how}", agent_id)
+        self._ledger.machines.pop(agent_id, None)
+
+
+def _declares(demand: Demand, has: Shape) -> bool:
+    """Whether a demand declares nothing else than an agent has."""
+    requests, limits = demand.resources.requests, demand.resources.limits
+    return all(
+        (cpus is None or cpus == amount.cpus) and (memory is None or parse_memory(memory) == amount.memory_bytes)
+        for cpus, memory, amount in (
+            (*_either(requests, limits), has.requests),
+            (*_either(limits, requests), has.limits),
+        )
+    )
+
+
+def _either(side: Ask, other: Ask) -> tuple[float | None, str | None]:
+    return (other.cpus if side.cpus is None else side.cpus, other.memory if side.memory is None else side.memory)

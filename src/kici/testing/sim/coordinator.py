@@ -1,0 +1,208 @@
+"""A simulated coordinator: the real object graph, started, killed, stopped and started again.
+
+It is the coordinator program without sockets: recover, let agents in, start, wait, shut down.  A kill takes its
+memory and its connections; the store and what runs on its host stay.
+"""
+
+import asyncio
+import contextvars
+from dataclasses import dataclass
+from typing import Final
+
+from kici.adapters.sealer import AesGcmSealer
+from kici.apps.assembly import Coordinator, Given
+from kici.domain.errors import StoreDown
+from kici.domain.ids import AgentId, InstanceId
+from kici.domain.instance import Instance
+from kici.kit.finish import finish
+from kici.kit.supervise import Supervisor
+from kici.ports.store import Store
+from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.fleet import fleet_of
+from kici.testing.sim.hosts import HostView, SimHost
+from kici.testing.sim.life import CURRENT, Life, MortalClock
+from kici.testing.sim.network import Network
+from kici.testing.sim.plan import Plan
+from kici.testing.sim.seam import Weather, behind
+from kici.testing.sim.trace import WORLD, Trace
+from kici.testing.sim_clock import SimClock
+from kici.testing.sim_link import ABNORMAL, LinkClosed, SimEnd
+from kici.wire.messages import CloseCode
+
+KEY: Final = bytes(32)
+CLOSED_SECONDS: Final = 60.0
+RESTART_SECONDS: Final = 2.0
+"""What the service manager waits before it starts a program again that could not start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a coordinator runs and what it can reach; the same for all its runs."""
+
+    plan: Plan
+    entropy: SeededEntropy
+    trace: Trace
+    store: Store
+    weather: Weather
+    host: SimHost
+    network: Network
+    clock: SimClock
+
+
+class SimCoordinator:
+    def __init__(self, name: str, machine: Machine) -> None:
+        self.name = name
+        self.url = f"ws://{name}/ws"
+        self._machine = machine
+        self._life = Life(name)
+        self._life.is_alive = False
+        self._task: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Event | None = None
+        self._keeps_agents = False
+        self._supervisor: Supervisor | None = None
+        self._context = contextvars.copy_context()
+        self._runs = 0
+        self._down_seconds = 0.0
+        self.program: Coordinator | None = None
+        """Its object graph, while agents may connect."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.program is not None and self._life.is_alive and not self.program.drain.stopping
+
+    @property
+    def supervisor(self) -> Supervisor:
+        assert self._supervisor is not None
+        return self._supervisor
+
+    async def keep_running(self) -> None:
+        """Start it, and start it again whenever it ended.  Leave by cancellation."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._runs += 1
+            self._down_seconds = RESTART_SECONDS
+            self._task = task = loop.create_task(self._run(), name=f"{self.name} run {self._runs}")
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._machine.trace.violate(f"{self.name} failed: {error!r}")
+            await asyncio.sleep(self._down_seconds)
+
+    def kill(self, down_seconds: float) -> None:
+        """As kill -9: nothing of it runs on, its connections are reset."""
+        if self._life.is_alive and self._task is not None:
+            self._machine.trace.tell(f"{self.name} is killed, down for {down_seconds:.1f} s", WORLD)
+            self._machine.trace.count("coordinator killed")
+            self._down_seconds = down_seconds
+            self.program = None
+            self._life.die()
+            self._machine.network.cut_off(self.url)
+            self._task.cancel()
+
+    def stop(self, *, keep_agents: bool, down_seconds: float) -> None:
+        """As TERM, or USR2."""
+        if self.is_up and self._stopping is not None:
+            how = "keeping agents" if keep_agents else "ending agents"
+            self._machine.trace.tell(f"{self.name} is stopped {how}, down for {down_seconds:.1f} s", WORLD)
+            self._machine.trace.count(f"coordinator stopped {how}")
+            self._down_seconds, self._keeps_agents = down_seconds, keep_agents
+            self._stopping.set()
+
+    def accept(self, end: SimEnd) -> None:
+        """An agent connects."""
+        assert self.program is not None
+        self._context.copy().run(self.supervisor.start, f"link.{end.remote}", self._serve(end))
+
+    async def _run(self) -> None:
+        """One run of the program."""
+        self._life = life = Life(f"{self.name}#{self._runs}")
+        _ = CURRENT.set(life)
+        self._context = contextvars.copy_context()
+        self._stopping = asyncio.Event()
+        self._machine.trace.tell(f"{life.name} starts", WORLD)
+        try:
+            async with Supervisor("coordinator") as supervisor:
+                self._supervisor = supervisor
+                program = self._program(life, supervisor)
+                await program.recover()
+                self.program = program
+                self._machine.network.listeners[self.url] = self
+                await program.start()
+                self._machine.trace.tell(f"{life.name} is up", WORLD)
+                await self._stopping.wait()
+                await program.shutdown(keep_agents=self._keeps_agents)
+                self.program = None
+        except StoreDown as error:
+            self._machine.trace.tell(f"{life.name} cannot start: {error}", WORLD)
+            self._machine.trace.count("coordinator could not start")
+        finally:
+            self.program = None
+            life.is_alive = False
+            self._machine.network.cut_off(self.url)
+        self._machine.trace.tell(f"{life.name} is down", WORLD)
+
+    def _program(self, life: Life, supervisor: Supervisor) -> Coordinator:
+        machine = self._machine
+        entropy = machine.entropy.fork(life.name)
+        clock = MortalClock(machine.clock, life)
+        now = clock.now()
+
+        def ended(agent_id: AgentId, how: str) -> None:
+            program.sessions.compute_ended(agent_id, how)
+
+        program = Coordinator(
+            Given(
+                store=behind(machine.store, machine.weather, life, machine.trace, kills=self._kills),
+                clock=clock,
+                entropy=entropy,
+                supervisor=supervisor,
+                sealer=AesGcmSealer(KEY, entropy),
+                instance=Instance(
+                    id=InstanceId(self.name),
+                    role="coordinator",
+                    version="sim",
+                    address=self.url,
+                    started_at=now,
+                    last_beat_at=now,
+                ),
+                fleet=fleet_of(
+                    machine.plan,
+                    view=HostView(machine.host, life, kills=self._kills),
+                    clock=clock,
+                    url=self.url,
+                    entropy=entropy.fork("spawns"),
+                    on_exit=ended,
+                ),
+                configured=machine.plan.settings,
+                addresses=(self.url,),
+            )
+        )
+        return program
+
+    def _kills(self, where: str) -> bool:
+        """Whether it dies here."""
+        if not self._machine.weather.happens(where):
+            return False
+        self._machine.trace.tell(f"{self.name}: {where}", WORLD)
+        self.kill(self._machine.weather.entropy.uniform(0.1, 15))
+        return True
+
+    async def _serve(self, end: SimEnd) -> None:
+        """One connection, as the gateway serves it."""
+        if self.program is None:
+            return
+        session = self.program.sessions.connected(end)
+        code = ABNORMAL
+        try:
+            while True:
+                frame = await end.receive()
+                try:
+                    await session.received(frame)
+                except Exception as error:  # noqa: BLE001 - as the gateway does
+                    self._machine.trace.violate(f"handling a frame failed: {error!r}", end.remote)
+                    end.close(CloseCode.INTERNAL, "internal error")
+                    return
+        except LinkClosed as closed:
+            code = closed.code
+        finally:
+            if self._life.is_alive:
+                await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")

@@ -1,0 +1,139 @@
+"""The machine that a coordinator's local backends make their agents on.  It outlives the coordinator.
+
+Each run of a coordinator sees it through a `HostView`, which does nothing any more once that run is dead.
+"""
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Final
+
+from kici.domain.ids import AgentId
+from kici.ports.backend import SpawnOrder
+from kici.testing.fake_backend import FakeMachines, Machine
+from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.agent import AgentPlace, SimAgent
+from kici.testing.sim.ledger import SELF_LABELS
+from kici.testing.sim.life import Life
+from kici.testing.sim.plan import Plan
+from kici.wire.agent_settings import AgentSettings
+from kici.wire.messages import AgentRegister
+from kici.wire.outbox import WINDOW_BYTES
+
+SMALL_WINDOW_BYTES: Final = 4096
+
+
+class SimHost:
+    def __init__(self, plan: Plan, entropy: SeededEntropy, place: AgentPlace) -> None:
+        self._plan = plan
+        self._entropy = entropy
+        self._place = place
+        self.alive: dict[AgentId, Machine] = {}
+        self.agents: dict[AgentId, SimAgent] = {}
+        """Programs on machines that exist."""
+        self.view: HostView | None = None
+        """Of the present run of the coordinator."""
+        self.is_kind = False
+        """Faults have stopped."""
+
+    def made(self, machine: Machine) -> None:
+        """A machine was made: its agent boots, unless fate has it otherwise."""
+        order = machine.order
+        self._place.checkers.machine_made(order, machine.scaler)
+        loop = asyncio.get_running_loop()
+        boot_seconds = self._entropy.uniform(5, 40) if self._happens("slow-boot") else self._entropy.uniform(0.05, 1)
+        if self._happens("dies-before"):
+            loop.call_later(self._entropy.uniform(0, boot_seconds), self.ends, order.agent_id, "exited with code 3")
+        if self._happens("dies-after"):
+            seconds = boot_seconds + self._entropy.uniform(0, 40)
+            loop.call_later(seconds, self.ends, order.agent_id, "was killed by signal 9")
+        if not self._happens("never-registers"):
+            loop.call_later(boot_seconds, self._boot, order)
+
+    def removed(self, agent_id: AgentId) -> None:
+        """A backend ended a machine."""
+        self._place.checkers.machine_gone(agent_id, "ended by its backend")
+        agent = self.agents.pop(agent_id, None)
+        if agent is not None:
+            agent.crash("its machine was ended")
+
+    def ends(self, agent_id: AgentId, how: str) -> None:
+        """A machine ends by itself, and its backend is told (late, or never)."""
+        if self.alive.pop(agent_id, None) is None:
+            return
+        self._place.checkers.machine_gone(agent_id, how)
+        self._place.trace.count("machine died")
+        agent = self.agents.pop(agent_id, None)
+        if agent is not None:
+            agent.crash(how, silently=self._happens("power-loss"))
+        view = self.view
+        watcher = None if view is None else view.watchers.pop(agent_id, None)
+        if view is None or watcher is None or self._happens("exit-lost"):
+            return
+        seconds = self._entropy.uniform(1, 90) if self._happens("exit-late") else self._entropy.uniform(0, 0.05)
+        asyncio.get_running_loop().call_later(seconds, view.tell, watcher, how, context=view.context)
+
+    def terminate(self, agent_id: AgentId) -> None:
+        agent = self.agents.get(agent_id)
+        if agent is not None:
+            agent.terminate()
+
+    def _happens(self, kind: str) -> bool:
+        return self._entropy.chance(self._plan.odds.get(kind, 0.0)) and not self.is_kind
+
+    def _boot(self, order: SpawnOrder) -> None:
+        if order.agent_id not in self.alive:
+            return
+        truth = self._place.ledger.agents[order.agent_id]
+        settings = AgentSettings(
+            url=order.orchestrator_url,
+            register=AgentRegister(agent_id=order.agent_id, labels=[*order.labels, *SELF_LABELS], scaler_managed=True),
+            token=order.token,
+            window_bytes=SMALL_WINDOW_BYTES if self._entropy.chance(0.3) else WINDOW_BYTES,
+        )
+        agent = SimAgent(truth, settings, self._place, on_exit=lambda how: self.ends(order.agent_id, how))
+        self.agents[order.agent_id] = agent
+        agent.start()
+
+
+class HostView(FakeMachines):
+    """The host as one run of a coordinator sees it."""
+
+    __slots__ = ("_host", "_kills", "_life", "context")
+
+    def __init__(self, host: SimHost, life: Life, *, kills: Callable[[str], bool]) -> None:
+        """`kills(where)`: whether the program dies at this point."""
+        super().__init__(alive=host.alive)
+        self._host = host
+        self._life = life
+        self._kills = kills
+        self.context = contextvars.copy_context()
+        host.view = self
+
+    def make(self, machine: Machine) -> None:
+        self._die_here()
+        super().make(machine)
+        self._host.made(machine)
+        self._die_here()
+
+    def remove(self, agent_id: AgentId) -> bool:
+        self._die_here()
+        is_removed = super().remove(agent_id)
+        if is_removed:
+            self._host.removed(agent_id)
+        self._die_here()
+        return is_removed
+
+    def terminate(self, agent_id: AgentId) -> None:
+        self._life.check()
+        self._host.terminate(agent_id)
+
+    def tell(self, watcher: Callable[[str], None], how: str) -> None:
+        """The program hears that a machine ended."""
+        if self._life.is_alive:
+            watcher(how)
+
+    def _die_here(self) -> None:
+        self._life.check()
+        self._kills("kill-in-backend")
+        self._life.check()

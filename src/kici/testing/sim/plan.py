@@ -1,0 +1,126 @@
+"""What one seed decides before anything runs: how large the world is, which faults it knows, and how often.
+
+Each seed knows only some of the faults, and a few seeds know none or one: a fault that is always there hides
+what happens without it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kici.domain import knobs
+from kici.testing.seeded_entropy import SeededEntropy
+
+EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
+    "cut": (2, 30),
+    "half-open": (10, 60),
+    "blackhole": (20, 90),
+    "outage": (20, 90),
+    "kill": (15, 90),
+    "stop": (30, 120),
+    "shutdown": (40, 150),
+    "jump": (20, 90),
+    "crash": (10, 60),
+    "death": (5, 60),
+    "freeze": (10, 60),
+    "term": (15, 60),
+    "drain": (30, 90),
+    "drain-agent": (15, 60),
+    "revoke": (20, 90),
+    "cancel-job": (2, 20),
+    "cancel-run": (3, 30),
+}
+"""What happens now and then, and the range of its mean interval."""
+ODDS: Final[Mapping[str, tuple[float, float]]] = {
+    "error-before": (0.002, 0.08),
+    "error-after": (0.002, 0.08),
+    "slow-store": (0.002, 0.05),
+    "kill-before-commit": (0.0002, 0.002),
+    "kill-after-commit": (0.0002, 0.002),
+    "kill-in-backend": (0.005, 0.05),
+    "slow-boot": (0.1, 0.6),
+    "never-registers": (0.02, 0.3),
+    "dies-before": (0.05, 0.4),
+    "dies-after": (0.05, 0.4),
+    "refuses": (0.02, 0.3),
+    "fails": (0.05, 0.3),
+    "fails-after-making": (0.05, 0.3),
+    "hangs": (0.01, 0.1),
+    "slow-settle": (0.1, 0.5),
+    "slow-destroy": (0.1, 0.8),
+    "destroy-fails": (0.1, 0.5),
+    "repeats": (0.1, 0.5),
+    "exit-lost": (0.1, 1.0),
+    "exit-late": (0.1, 1.0),
+    "power-loss": (0.1, 0.8),
+}
+"""What may happen whenever there is an occasion, and the range of its probability."""
+CALM_SEEDS: Final = 0.06
+ONE_FAULT_SEEDS: Final = 0.12
+SECOND_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything is drawn from `seed`; fields may be replaced to look at something in particular."""
+
+    seed: int
+    jobs: int = 40
+    static_agents: int = 4
+    agents_max: int = 20
+    """Of all scalers together."""
+    chaos_seconds: float = 120.0
+    """How long jobs are submitted and faults happen."""
+    settle_seconds: float = 1200.0
+    """Within which everything must come to rest once faults have stopped."""
+    store_seconds: tuple[float, float] = (0.0002, 0.004)
+    link_seconds: tuple[float, float] = (0.001, 0.020)
+    every: Mapping[str, float]
+    """Mean seconds between faults of a kind; kinds that are absent never happen."""
+    odds: Mapping[str, float]
+    settings: Mapping[str, int]
+    """Live settings of the coordinator."""
+
+    @property
+    def is_calm(self) -> bool:
+        return not self.every and not self.odds
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    entropy = SeededEntropy(seed).fork("plan")
+    kinds = _kinds(entropy)
+    return Plan(
+        seed=seed,
+        jobs=round(entropy.uniform(15, 60)),
+        static_agents=round(entropy.uniform(1, 6)),
+        agents_max=round(entropy.uniform(4, 22)),
+        chaos_seconds=entropy.uniform(40, 160),
+        store_seconds=(0.0002, entropy.choice([0.001, 0.004, 0.1])),
+        link_seconds=(0.001, entropy.choice([0.005, 0.02, 1.0])),
+        every={kind: entropy.uniform(*span) for kind, span in EVERY_SECONDS.items() if kind in kinds},
+        odds={kind: entropy.uniform(*span) for kind, span in ODDS.items() if kind in kinds},
+        settings=_settings(entropy),
+    )
+
+
+def _kinds(entropy: SeededEntropy) -> frozenset[str]:
+    all_kinds = [*EVERY_SECONDS, *ODDS]
+    sort = entropy.uniform(0, 1)
+    if sort < CALM_SEEDS:
+        return frozenset()
+    if sort < CALM_SEEDS + ONE_FAULT_SEEDS:
+        return frozenset([entropy.choice(all_kinds)])
+    share = entropy.uniform(0.1, 0.6)
+    return frozenset(kind for kind in all_kinds if entropy.chance(share))
+
+
+def _settings(entropy: SeededEntropy) -> Mapping[str, int]:
+    return {
+        knobs.AGENT_RECONNECT_GRACE_MS.name: entropy.choice([0, 10 * SECOND_MS, 60 * SECOND_MS]),
+        knobs.DISPATCH_ACK_TIMEOUT_MS.name: entropy.choice([2 * SECOND_MS, 10 * SECOND_MS]),
+        knobs.SCALER_SPAWN_TIMEOUT_MS.name: entropy.choice([30 * SECOND_MS, 120 * SECOND_MS]),
+        knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name: entropy.choice([1 * SECOND_MS, 5 * SECOND_MS]),
+        knobs.SCALER_PROVISION_BACKOFF_MAX_MS.name: 30 * SECOND_MS,
+        knobs.UNROUTABLE_GRACE_MS.name: 20 * SECOND_MS,
+    }

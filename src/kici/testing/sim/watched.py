@@ -1,0 +1,132 @@
+"""The real embedded store in memory, that tells of every row which a committed unit added, moved or deleted.
+
+Triggers call functions of this process, so nothing can be written past the watch; what a unit undid is not told.
+"""
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from kici.domain.ids import AgentId, JobId, RunId
+from kici.domain.job import JobStatus, RunStatus
+from kici.domain.spawn import SpawnState
+from kici.ports.store import Store
+from kici.stores.database import Step
+from kici.stores.sqlite.core import IN_MEMORY, Core, Outcome
+from kici.stores.sqlite.engine import Inline
+from kici.stores.store import SqlStore
+
+WATCH: Final = Path(__file__).with_name("watch.sql")
+
+
+class JobChange(NamedTuple):
+    """None as a status: there was, or is, no row."""
+
+    job_id: JobId
+    run_id: RunId
+    name: str
+    before: JobStatus | None
+    after: JobStatus | None
+    agent_before: AgentId | None
+    agent_after: AgentId | None
+    exit_code: int | None
+    signal: int | None
+    reason: str | None
+    attempts_before: int
+    attempts: int
+
+
+class RunChange(NamedTuple):
+    run_id: RunId
+    before: RunStatus | None
+    after: RunStatus | None
+
+
+class SpawnChange(NamedTuple):
+    agent_id: AgentId
+    scaler: str
+    before: SpawnState | None
+    after: SpawnState | None
+    job_id: JobId | None
+    reason: str | None
+
+
+class ReservationChange(NamedTuple):
+    agent_id: AgentId
+    is_held: bool
+
+
+class LogChange(NamedTuple):
+    job_id: JobId
+    stream: int
+    offset: int
+    data: bytes
+
+
+class SessionChange(NamedTuple):
+    agent_id: AgentId
+    before: str | None
+    after: str | None
+
+
+Change = JobChange | RunChange | SpawnChange | ReservationChange | LogChange | SessionChange
+
+
+class WatchedCore(Core):
+    """Calls `on_commit(changes)` after each commit that changed a watched row."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__(IN_MEMORY, now_ms=now_ms)
+        self.on_commit: Callable[[list[Change]], None] = lambda changes: None
+        self.units = 0
+        self._changes: list[Change] = []
+        self._register(self._writer)
+
+    def watch(self) -> None:
+        """Start; the schema must be there."""
+        self._writer.executescript(WATCH.read_text())
+
+    def write(self, units: Sequence[Sequence[Step]]) -> list[Outcome]:
+        self._changes = []
+        self.units += 1
+        outcomes = super().write(units)
+        if self._changes and all(isinstance(outcome, list) for outcome in outcomes):
+            self.on_commit(self._changes)
+        return outcomes
+
+    def _register(self, connection: sqlite3.Connection) -> None:
+        def job(*row: Any) -> None:
+            before, after = _job_status(row[3]), _job_status(row[4])
+            self._changes.append(JobChange(row[0], row[1], row[2], before, after, *row[5:]))
+
+        def run(run_id: Any, before: Any, after: Any) -> None:
+            self._changes.append(RunChange(run_id, before and RunStatus(before), after and RunStatus(after)))
+
+        def spawn(*row: Any) -> None:
+            before, after = row[2] and SpawnState(row[2]), row[3] and SpawnState(row[3])
+            self._changes.append(SpawnChange(row[0], row[1], before, after, row[4], row[5]))
+
+        def reservation(agent_id: Any, is_held: Any) -> None:
+            self._changes.append(ReservationChange(agent_id, bool(is_held)))
+
+        def log(*row: Any) -> None:
+            self._changes.append(LogChange(*row))
+
+        def session(*row: Any) -> None:
+            self._changes.append(SessionChange(*row))
+
+        connection.create_function("watch_job", 12, job)
+        connection.create_function("watch_run", 3, run)
+        connection.create_function("watch_spawn", 6, spawn)
+        connection.create_function("watch_reservation", 2, reservation)
+        connection.create_function("watch_log", 4, log)
+        connection.create_function("watch_session", 3, session)
+
+
+def watched_store(core: WatchedCore) -> Store:
+    return SqlStore(Inline(core))
+
+
+def _job_status(text: str | None) -> JobStatus | None:
+    return None if text is None else JobStatus(text)

@@ -1,0 +1,174 @@
+"""People and CI systems: they submit runs of several shapes, more than there is capacity for, and cancel some.
+
+A client does what `kici submit` does: it tries again when it got no answer, with the same idempotency key if it
+uses one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kici.apps.assembly import Coordinator
+from kici.domain.access import Actor, Role
+from kici.domain.document import JobRequest, SubmitRun
+from kici.domain.errors import Conflict, NotFound, StoreDown
+from kici.domain.ids import DEFAULT_ORG, JobId, RunId
+from kici.domain.job import TERMINAL, Demand, JobSpec
+from kici.domain.resources import UNDECLARED, Ask, ResourceRequest
+from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.ledger import Ledger
+from kici.testing.sim.plan import Plan
+from kici.testing.sim.trace import Trace
+
+CLIENT: Final = Actor(name="client", role=Role.OWNER)
+RETRY_SECONDS: Final = 2.0
+ASKED_SECONDS_MAX: Final = 30.0
+"""How long a client waits for an answer."""
+SECRET: Final = "deploy:token"
+NO_SECRET: Final = "deploy:missing"
+
+
+def _ask(cpus: float | None = None, memory: str | None = None) -> ResourceRequest:
+    return ResourceRequest(requests=Ask(cpus=cpus, memory=memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A sort of job: how often, what it demands, and the longest it may wait."""
+
+    weight: float
+    labels: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
+    resources: ResourceRequest = UNDECLARED
+    queue_seconds: float | None = None
+
+
+KINDS: Final = (
+    Kind(8, ()),
+    Kind(8, ("linux",)),
+    Kind(6, ("linux", "x64")),
+    Kind(3, ("linux", "x64"), resources=_ask(cpus=2, memory="2g")),
+    Kind(2, ("linux", "x64"), resources=_ask(cpus=0.5)),
+    Kind(2, ("large",), resources=_ask(cpus=4)),
+    Kind(3, ("linux", "gpu")),
+    Kind(5, ("linux", "again")),
+    Kind(2, ("linux", "rare")),
+    Kind(2, ("metal",)),
+    Kind(1, ("metal", "heavy"), queue_seconds=120),
+    Kind(1, ("kici:host:static-0",)),
+    Kind(2, ("linux",), exclude=("x64",)),
+    Kind(1, ("no-such-label",)),
+    Kind(1, ("linux", "x64"), resources=_ask(cpus=900), queue_seconds=40),
+    Kind(2, ("linux", "x64"), queue_seconds=5),
+)
+
+
+class Workload:
+    """`reach()` is the coordinator, if it can be reached now."""
+
+    def __init__(
+        self, plan: Plan, entropy: SeededEntropy, trace: Trace, ledger: Ledger, reach: Callable[[], Coordinator | None]
+    ) -> None:
+        self._plan = plan
+        self._entropy = entropy
+        self._trace = trace
+        self._ledger = ledger
+        self._reach = reach
+        self._runs = 0
+        self._jobs = 0
+        self.accepted: list[RunId] = []
+        """Runs whose submission was answered."""
+
+    async def submit_all(self) -> None:
+        """Everything, in bursts, spread over the time of the plan."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._plan.chaos_seconds * 0.8
+        async with asyncio.TaskGroup() as group:
+            while self._jobs < self._plan.jobs:
+                left = self._plan.jobs - self._jobs
+                for _ in range(1 if self._entropy.chance(0.6) else round(self._entropy.uniform(2, 8))):
+                    request = self._run_request()
+                    _ = group.create_task(self._submit(request), name=f"submit {request.name}")
+                pause = 2 * (ends_at - loop.time()) / max(1, left)
+                await asyncio.sleep(self._entropy.uniform(0, max(0.1, pause)))
+
+    async def cancel_some(self, kind: str) -> None:
+        """Cancel one job or run that is not over."""
+        live = [job for job in self._ledger.jobs.values() if job.status not in TERMINAL]
+        program = self._reach()
+        if not live or program is None:
+            return
+        job = self._entropy.choice(live)
+        force = self._entropy.chance(0.3)
+        self._trace.tell(f"somebody cancels the {kind}, force {force}", job.job_id)
+        try:
+            if kind == "job":
+                _ = await program.jobs.cancel_job(job.job_id, force=force, reason="a person wished it")
+            else:
+                _ = await program.jobs.cancel_run(job.run_id, force=force, reason="a person wished it")
+            self._trace.count(f"{kind} cancelled")
+        except (StoreDown, NotFound, Conflict):
+            pass
+
+    def _run_request(self) -> SubmitRun:
+        self._runs += 1
+        name = f"run{self._runs}"
+        count = 1 if self._entropy.chance(0.7) else round(self._entropy.uniform(2, 6))
+        jobs: list[JobRequest] = []
+        for place in range(count):
+            before = [job.key for job in jobs]
+            needs = tuple(key for key in before if self._entropy.chance(0.4))
+            jobs.append(self._job_request(f"{name}-{place}", needs))
+        self._jobs += count
+        return SubmitRun(name=name, org=DEFAULT_ORG, jobs=tuple(jobs))
+
+    def _job_request(self, name: str, needs: tuple[str, ...]) -> JobRequest:
+        kind = self._kind()
+        demand = Demand(labels=frozenset(kind.labels), exclude=frozenset(kind.exclude), resources=kind.resources)
+        self._ledger.demands[name] = demand
+        secrets = {}
+        if self._entropy.chance(0.1):
+            secrets = {"TOKEN": SECRET if self._entropy.chance(0.8) else NO_SECRET}
+        return JobRequest(
+            key=name,
+            name=name,
+            demand=demand,
+            spec=JobSpec(
+                command=("step", name),
+                timeout_ms=round(self._entropy.uniform(2000, 40_000)) if self._entropy.chance(0.1) else None,
+                secrets=secrets,
+            ),
+            needs=needs,
+            queue_timeout_ms=None if kind.queue_seconds is None else round(kind.queue_seconds * 1000),
+        )
+
+    def _kind(self) -> Kind:
+        at = self._entropy.uniform(0, sum(kind.weight for kind in KINDS))
+        for kind in KINDS:
+            at -= kind.weight
+            if at <= 0:
+                return kind
+        return KINDS[-1]
+
+    async def _submit(self, request: SubmitRun) -> None:
+        key = f"key of {request.name}" if self._entropy.chance(0.5) else None
+        while True:
+            program = self._reach()
+            if program is not None:
+                try:
+                    async with asyncio.timeout(ASKED_SECONDS_MAX):
+                        submitted = await program.jobs.submit(request, CLIENT, key)
+                except (StoreDown, TimeoutError, asyncio.CancelledError):
+                    if self._is_cancelled():
+                        raise
+                else:
+                    self.accepted.append(submitted.run_id)
+                    for job in submitted.jobs:
+                        self._trace.check(JobId(job.id) in self._ledger.jobs, "an accepted job is not stored", job.id)
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _is_cancelled(self) -> bool:
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0

@@ -1,0 +1,296 @@
+"""A whole installation in one process on virtual time, made from one seed.
+
+A store, a coordinator with the host that its scalers make agents on, agents, clients, and faults at every seam.
+
+First everything happens at once: jobs are submitted, and whatever the plan knows goes wrong.  Then faults stop, and
+within bounded time all must come to rest (`settle`).  Every commit and every act of agents and machines is checked.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from kici.apps.assembly import Coordinator
+from kici.domain.agent import AgentKind
+from kici.domain.errors import StoreDown
+from kici.domain.ids import DEFAULT_ORG, AgentId
+from kici.domain.secret import parse_secret_ref
+from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.agent import AgentPlace, SimAgent
+from kici.testing.sim.chaos import Chaos
+from kici.testing.sim.checkers import Checkers
+from kici.testing.sim.coordinator import Machine, SimCoordinator
+from kici.testing.sim.fleet import scalers
+from kici.testing.sim.hosts import SimHost
+from kici.testing.sim.ledger import SELF_LABELS, AgentTruth, Ledger
+from kici.testing.sim.network import Network
+from kici.testing.sim.plan import Plan, draw
+from kici.testing.sim.seam import Weather
+from kici.testing.sim.settle import Settlement
+from kici.testing.sim.trace import WORLD, LogTap, Trace
+from kici.testing.sim.watched import Change, WatchedCore, watched_store
+from kici.testing.sim.workload import SECRET, Workload
+from kici.testing.sim_clock import SimClock
+from kici.testing.virtual_time import SimStuck, run_virtual
+from kici.wire.agent_settings import AgentSettings
+from kici.wire.messages import AgentRegister
+
+T = TypeVar("T")
+LIMIT_SECONDS: Final = 3 * 3600.0
+WATCH_SECONDS: Final = 0.5
+STATIC_KINDS: Final = (
+    (("linux", "metal"), ()),
+    (("linux", "x64"), ()),
+    (("linux", "metal", "heavy"), ("heavy",)),
+)
+"""Labels and gates of agents that people started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How one seed went."""
+
+    seed: int
+    digest: str
+    """Equal for equal runs."""
+    violation: str | None
+    counts: Counter[str]
+    virtual_seconds: float
+    cpu_seconds: float
+
+
+def run_seed(seed: int) -> Report:
+    """Run the world of a seed to its end."""
+    return run_plan(draw(seed))
+
+
+def run_plan(plan: Plan) -> Report:
+    begun = time.process_time()
+    world: World | None = None
+    seconds = 0.0
+
+    async def main() -> None:
+        nonlocal world, seconds
+        world = World(plan)
+        try:
+            await world.run()
+        finally:
+            seconds = asyncio.get_running_loop().time()
+
+    stuck = None
+    try:
+        run_virtual(main, limit_seconds=LIMIT_SECONDS)
+    except SimStuck as error:
+        stuck = str(error)
+    assert world is not None
+    violations = [*world.trace.violations, *([stuck] if stuck else [])]
+    return Report(
+        seed=plan.seed,
+        digest=world.trace.digest,
+        violation=violations[0] if violations else None,
+        counts=world.trace.counts,
+        virtual_seconds=seconds,
+        cpu_seconds=time.process_time() - begun,
+    )
+
+
+class World:
+    """Make it on the running loop."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        entropy = SeededEntropy(plan.seed)
+        self._entropy = entropy.fork("world")
+        self.trace = Trace()
+        self.ledger = Ledger()
+        self.checkers = Checkers(self.ledger, self.trace)
+        self.clock = SimClock()
+        self.core = WatchedCore(self.clock.now)
+        self.core.on_commit = self._committed
+        self.store = watched_store(self.core)
+        self.weather = Weather(plan=plan, entropy=entropy.fork("weather"))
+        self.network = Network(self.trace, entropy.fork("network"), delay_seconds=plan.link_seconds)
+        self._place = AgentPlace(
+            network=self.network,
+            trace=self.trace,
+            ledger=self.ledger,
+            checkers=self.checkers,
+            entropy=entropy.fork("agents"),
+        )
+        self.host = SimHost(plan, entropy.fork("host"), self._place)
+        self.coordinator = SimCoordinator(
+            "coordinator-a",
+            Machine(
+                plan=plan,
+                entropy=entropy.fork("coordinator"),
+                trace=self.trace,
+                store=self.store,
+                weather=self.weather,
+                host=self.host,
+                network=self.network,
+                clock=self.clock,
+            ),
+        )
+        self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.reach)
+        self._static: dict[AgentId, SimAgent] = {}
+        self._static_settings: dict[AgentId, AgentSettings] = {}
+        self.checkers.may_lose = self._may_lose
+        self.ledger.jobs_max = {
+            entry.name: 1 if entry.reuse is None else entry.reuse.max_jobs for entry in scalers(plan).scalers
+        }
+
+    # ------------------------------------------------------------------ what others ask
+
+    def reach(self) -> Coordinator | None:
+        """The coordinator, as a client reaches it."""
+        return self.coordinator.program if self.coordinator.is_up else None
+
+    def statics(self) -> list[SimAgent]:
+        return [agent for agent in self._static.values() if agent.is_alive]
+
+    def agents(self) -> list[SimAgent]:
+        return [*self.statics(), *(agent for agent in self.host.agents.values() if agent.is_alive)]
+
+    def doom_all(self, why: str) -> None:
+        """Somebody ends everything that scalers made."""
+        for agent_id in self.host.alive:
+            self.ledger.agents[agent_id].doomed = why
+
+    async def patiently(self, work: Callable[[], Awaitable[T]]) -> None:
+        """What an operator does until it works or the coordinator is gone."""
+        program = self.reach()
+        while program is not None and program is self.reach():
+            try:
+                _ = await work()
+            except StoreDown:
+                await asyncio.sleep(1)
+            else:
+                return
+
+    # ------------------------------------------------------------------ the run
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._unhandled)
+        with LogTap(self.trace):
+            await self._prepare()
+            life = loop.create_task(self._live(), name="world")
+            violated = loop.create_task(self.trace.violated.wait(), name="violated")
+            await asyncio.wait({life, violated}, return_when=asyncio.FIRST_COMPLETED)
+            self.coordinator.kill(0.0)  # what a broken run would still do is of no interest
+            violated.cancel()
+            life.cancel()
+            await asyncio.wait({life})
+            if not life.cancelled() and (error := life.exception()) is not None:
+                raise error
+
+    async def _prepare(self) -> None:
+        await self.store.migrate()
+        self.core.watch()
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            keeper = group.create_task(self.coordinator.keep_running(), name="keep running")
+            watcher = group.create_task(self._watch(), name="watch")
+            await self._first_start()
+            await self._chaos()
+            self._end_faults()
+            settlement = Settlement(self)
+            await settlement.come_to_rest()
+            await settlement.shut_down()
+            keeper.cancel()
+            watcher.cancel()
+
+    async def _first_start(self) -> None:
+        while (program := self.reach()) is None:  # noqa: ASYNC110 - it knows no simulation that it could tell
+            await asyncio.sleep(0.1)
+        await self.patiently(lambda: program.secrets.put(DEFAULT_ORG, parse_secret_ref(SECRET), "hush"))
+        for number in range(self.plan.static_agents):
+            await self._add_static(program, number)
+
+    async def _chaos(self) -> None:
+        loop = asyncio.get_running_loop()
+        chaos = loop.create_task(Chaos(self, self._entropy.fork("chaos")).run(), name="chaos")
+        submitting = loop.create_task(self.workload.submit_all(), name="submit")
+        await asyncio.sleep(self.plan.chaos_seconds)
+        chaos.cancel()
+        await asyncio.wait({chaos, submitting})
+
+    def _end_faults(self) -> None:
+        self.trace.tell("faults have stopped", WORLD)
+        self.weather.is_fair = self.host.is_kind = True
+        if (program := self.reach()) is not None:
+            program.drain.draining = False
+
+    async def _watch(self) -> None:
+        """Look at memory, and at who is well, every half second."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for agent in self.agents():
+            if agent.is_present:
+                agent.present_at = now
+        self.check_memory()
+
+    def _committed(self, changes: list[Change]) -> None:
+        self.checkers.committed(changes)
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        program = self.coordinator.program
+        if program is None:
+            return
+        book = program.book
+        self.trace.check(
+            book.total.agents == len(book.reservations), "usage differs from the number of reservations", WORLD
+        )
+
+    def _may_lose(self, agent: AgentTruth) -> str | None:
+        return agent.doomed or "for now"
+
+    # ------------------------------------------------------------------ static agents
+
+    async def _add_static(self, program: Coordinator, number: int) -> None:
+        agent_id = AgentId(f"static-{number}")
+        labels, gate = STATIC_KINDS[number % len(STATIC_KINDS)]
+        own = (*SELF_LABELS, f"kici:host:{agent_id}")
+        token, plain = program.tokens.new_agent_token(
+            kind=AgentKind.STATIC, labels=frozenset(labels), gate=frozenset(gate), name=agent_id
+        )
+        await self.store.create_agent_token(token)
+        self._static_settings[agent_id] = AgentSettings(
+            url=self.coordinator.url,
+            register=AgentRegister(agent_id=agent_id, labels=[*labels, *own]),
+            token=plain,
+        )
+        self.ledger.agents[agent_id] = AgentTruth(
+            agent_id=agent_id, labels=frozenset((*labels, *own)), gate=frozenset(gate)
+        )
+        self._start_static(agent_id)
+
+    def _start_static(self, agent_id: AgentId) -> None:
+        agent = SimAgent(
+            self.ledger.agents[agent_id],
+            self._static_settings[agent_id],
+            self._place,
+            on_exit=lambda how: self._static_again(agent_id, 1.0),
+        )
+        self._static[agent_id] = agent
+        agent.start()
+
+    def restart_static(self, agent: SimAgent, seconds: float) -> None:
+        """It crashes, and is started again after a while."""
+        agent.crash("killed")
+        self._static_again(agent.id, seconds)
+
+    def _static_again(self, agent_id: AgentId, seconds: float) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._start_static, agent_id)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        self.trace.violate(f"an exception was not handled: {context.get('message')} {context.get('exception')!r}")
