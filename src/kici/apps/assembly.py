@@ -4,9 +4,7 @@ The program (`apps.coordinator`) gives it the real ones, a simulation gives it s
 is the same.
 """
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -16,17 +14,14 @@ from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
 from kici.domain import knobs
 from kici.domain.agent import AgentKind, AgentToken
-from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.instance import Instance
-from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.domain.job import Job
 from kici.domain.platform import Host
 from kici.domain.resources import NOTHING, Amount
-from kici.domain.spawn import ScaleDownReason, Spawn
+from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
-from kici.observe.events import Event, emit
 from kici.observe.metrics import Metrics, ReservedBy
-from kici.ports.backend import Backend
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.sealer import Sealer
@@ -56,6 +51,7 @@ from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.services.secret_box import SecretBox
 from kici.services.settings import LiveSettings, SettingsRefresh
+from kici.services.shutdown import Shutdown
 from kici.services.spawn_book import SpawnBook
 from kici.services.spawner import Spawner
 from kici.services.stale_spawn_sweeper import StaleSpawnSweeper
@@ -64,7 +60,6 @@ from kici.services.tokens import TokenPurge, Tokens
 from kici.services.warm_pool import WarmPoolManager
 from kici.wire.codec import encode
 
-SHUTDOWN_SECONDS: Final = 15.0
 STATIC_GRACE_MS: Final = 120_000
 """How long a static agent may stay away with a job: twice its longest reconnect delay."""
 GAUGE_SECONDS: Final = 5.0
@@ -331,6 +326,20 @@ class Coordinator:
             is_draining=lambda: self.drain.closed,
         )
 
+        self._shutdown = Shutdown(
+            store=given.store,
+            registry=self.registry,
+            lifecycle=self.lifecycle,
+            sessions=self.sessions,
+            spawns=self.spawns,
+            teardown=self.teardown,
+            manager=self.manager,
+            heartbeat=self.heartbeat,
+            drain=self.drain,
+            clock=given.clock,
+            instance_id=self.instance_id,
+        )
+
     # ------------------------------------------------------------------ life
 
     async def recover(self) -> None:
@@ -373,70 +382,8 @@ class Coordinator:
         self.recovery.expire(lambda agent_id: self.registry.get(agent_id) is not None)
 
     async def shutdown(self, *, keep_agents: bool) -> None:
-        """End in order, within bounded time.  Started jobs of local computes fail, others go back to the queue;
-        with `keep_agents` everything lives on for the next start."""
-        self.drain.stopping = True
-        if keep_agents:
-            await self._each_backend(lambda backend: backend.release_all())
-        else:
-            await self._return_jobs()
-        self.sessions.close_all("the coordinator stops")
-        if not keep_agents:
-            await self._end_computes()
-        try:
-            await self.given.store.delete_sessions_of(self.instance_id)
-            await self.heartbeat.leave()
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
-
-    async def _return_jobs(self) -> None:
-        """Jobs of agents that end with us: those started fail with the reason, the others keep their place."""
-        for agent in self.registry:
-            if agent.spawn is None:
-                continue  # not ours to end: it comes back with its job
-            for job_id, job in list(agent.jobs.items()):
-                if job is None:
-                    continue
-                try:
-                    await self._return_job(agent.agent_id, job_id)
-                except StoreDown as error:
-                    emit(Event.STORE_DOWN, job_id=job_id, error=str(error))
-
-    async def _return_job(self, agent_id: AgentId, job_id: JobId) -> None:
-        reason = "the coordinator was stopped while the job ran"
-        requeued = await self.given.store.requeue_job(
-            job_id, agent_id, reason=reason, attempts_max=1_000_000, count_attempt=False
-        )
-        if requeued is None:
-            for status, sources in (
-                (JobStatus.CANCELLED, frozenset({JobStatus.CANCELLING})),
-                (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
-            ):
-                await self.lifecycle.end(
-                    job_id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
-                )
-
-    async def _end_computes(self) -> None:
-        for tracked in self.spawns:
-            self.teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
-        ends_at = self.given.clock.monotonic() + SHUTDOWN_SECONDS
-        while len(self.spawns) and self.given.clock.monotonic() < ends_at:
-            await self.given.clock.sleep(0.02)
-        for tracked in self.spawns:
-            emit(Event.SPAWN_LEFT, level=logging.ERROR, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
-        await self._each_backend(lambda backend: backend.shutdown_all())
-
-    async def _each_backend(self, act: Callable[[Backend], Awaitable[None]]) -> None:
-        async def one(runtime: ScalerRuntime) -> None:
-            try:
-                async with asyncio.timeout(SHUTDOWN_SECONDS):
-                    await act(runtime.backend)
-            except (KiciError, TimeoutError) as error:
-                emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
-
-        async with asyncio.TaskGroup() as group:
-            for runtime in self.manager.fleet.runtimes.values():
-                group.create_task(one(runtime), name=f"stop {runtime.name}")
+        """End in order, within bounded time."""
+        await self._shutdown.run(keep_agents=keep_agents)
 
     # ------------------------------------------------------------------ small answers
 

@@ -1,0 +1,127 @@
+"""The end of a coordinator, in order and within bounded time.
+
+Nothing new is begun first; then jobs are settled, agents told, computes ended, and the coordinator's rows removed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from kici.domain.errors import KiciError, StoreDown
+from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.job import STARTED, JobStatus, Outcome
+from kici.domain.spawn import ScaleDownReason
+from kici.observe.events import Event, emit
+from kici.ports.backend import Backend
+from kici.ports.clock import Clock
+from kici.ports.store import AgentStore, JobStore
+from kici.services.agent_sessions import AgentSessions
+from kici.services.drain_state import DrainState
+from kici.services.instance_heartbeat import InstanceHeartbeat
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.registry import AgentRegistry
+from kici.services.scaler_manager import ScalerManager
+from kici.services.scaler_runtime import ScalerRuntime
+from kici.services.spawn_book import SpawnBook
+from kici.services.teardown import Teardown
+
+SHUTDOWN_SECONDS: Final = 15.0
+
+
+class Store(JobStore, AgentStore, Protocol):
+    """What a shutdown writes."""
+
+
+class Shutdown:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        registry: AgentRegistry,
+        lifecycle: JobLifecycle,
+        sessions: AgentSessions,
+        spawns: SpawnBook,
+        teardown: Teardown,
+        manager: ScalerManager,
+        heartbeat: InstanceHeartbeat,
+        drain: DrainState,
+        clock: Clock,
+        instance_id: InstanceId,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._spawns = spawns
+        self._teardown = teardown
+        self._manager = manager
+        self._heartbeat = heartbeat
+        self._drain = drain
+        self._clock = clock
+        self._instance_id = instance_id
+
+    async def run(self, *, keep_agents: bool) -> None:
+        """Started jobs of local computes fail, others go back to the queue; `keep_agents`: everything lives on."""
+        self._drain.stopping = True
+        if keep_agents:
+            await self._each_backend(lambda backend: backend.release_all())
+        else:
+            await self._return_jobs()
+        self._sessions.close_all("the coordinator stops")
+        if not keep_agents:
+            await self._end_computes()
+        try:
+            await self._store.delete_sessions_of(self._instance_id)
+            await self._heartbeat.leave()
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
+
+    async def _return_jobs(self) -> None:
+        """Jobs of agents that end with us: those started fail with the reason, the others keep their place."""
+        for agent in self._registry:
+            if agent.spawn is None:
+                continue  # not ours to end: it comes back with its job
+            for job_id, job in list(agent.jobs.items()):
+                if job is None:
+                    continue
+                try:
+                    await self._return_job(agent.agent_id, job_id)
+                except StoreDown as error:
+                    emit(Event.STORE_DOWN, job_id=job_id, error=str(error))
+
+    async def _return_job(self, agent_id: AgentId, job_id: JobId) -> None:
+        reason = "the coordinator was stopped while the job ran"
+        requeued = await self._store.requeue_job(
+            job_id, agent_id, reason=reason, attempts_max=1_000_000, count_attempt=False
+        )
+        if requeued is None:
+            for status, sources in (
+                (JobStatus.CANCELLED, frozenset({JobStatus.CANCELLING})),
+                (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
+            ):
+                await self._lifecycle.end(
+                    job_id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
+                )
+
+    async def _end_computes(self) -> None:
+        for tracked in self._spawns:
+            self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
+        ends_at = self._clock.monotonic() + SHUTDOWN_SECONDS
+        while len(self._spawns) and self._clock.monotonic() < ends_at:
+            await self._clock.sleep(0.02)
+        for tracked in self._spawns:
+            emit(Event.SPAWN_LEFT, level=logging.ERROR, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
+        await self._each_backend(lambda backend: backend.shutdown_all())
+
+    async def _each_backend(self, act: Callable[[Backend], Awaitable[None]]) -> None:
+        async def one(runtime: ScalerRuntime) -> None:
+            try:
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
+                    await act(runtime.backend)
+            except (KiciError, TimeoutError) as error:
+                emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
+
+        async with asyncio.TaskGroup() as group:
+            for runtime in self._manager.fleet.runtimes.values():
+                group.create_task(one(runtime), name=f"stop {runtime.name}")
