@@ -78,7 +78,7 @@ sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=50
 
 .PHONY: bench
 bench: $(VENV)/.dev ## measure, on both stores, and print how
-	$(BIN)/python -m kici.testing.bench $(ARGS)
+	PYTHONPATH=. $(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: ci
 ci: check ## what .ci/run runs: check, basedpyright, the whole suite

@@ -1,0 +1,101 @@
+"""All measurements, each with its method, next to reference figures and targets.
+
+The references come from another program on a machine of this kind (PostgreSQL with fsync, two shared cores): an
+order of magnitude, not a rival.  Run it on a quiet machine; every figure is a median or a best of several.
+
+    python -m tests.bench [store] [decide] [config] [spawn] [coordinator]
+"""
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kici.testing import engines
+from tests.engines import migrated_database, postgres_server
+
+
+class Known(NamedTuple):
+    """What a measure is compared with; `part` is found in its name."""
+
+    part: str
+    reference: str
+    target: str
+
+
+KNOWN = (
+    Known("start to ready", "2.0 s", "<= 0.8 s"),
+    Known("RSS idle", "213-252 MB", "<= 65 (postgres: 80) MB"),
+    Known("submit to job received, fresh agent by zygote, p50", "1.73 s", "<= 0.1 s"),
+    Known("submit to job received, fresh agent by exec, p50", "1.73 s", "<= 0.3 s"),
+    Known("submit to first output, fresh agent by zygote, p50", "3.5 s", "<= 0.15 s"),
+    Known("submit to first output, fresh agent by exec, p50", "3.5 s", "<= 0.35 s"),
+    Known("submit to job received, idle agent, p50", "0.020 s", "<= 0.005 s"),
+    Known("submit to first output, idle agent, p50", "1.54 s", "<= 0.015 s"),
+    Known("burst of 8 cold jobs", "14 s", "<= 1 s"),
+    Known("RSS of an idle agent by exec", "218 MB", "<= 35 MB"),
+    Known("PSS of an agent by zygote", "218 MB", "<= 12 MB"),
+    Known("submit, one at a time", "0.8-1.0 k/s", ">= 1.5 k/s"),
+    Known("submit, multi-row", "2.0-2.6 k/s", ">= 5 k/s"),
+    Known("claim, one at a time", "650 /s", ">= 1 k/s"),
+    Known("claim, ten at once", "1.0 k/s", ">= 2 k/s"),
+    Known("match 10 scalers", "70 k/s", ">= 200 k/s"),
+    Known("match 100 scalers", "3.8 k/s", ">= 200 k/s"),
+    Known("match 1000 scalers", "0.4 k/s", ">= 200 k/s"),
+    Known("RSS with 2000 connected agents", "-", "<= 150 MB"),
+    Known("read 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
+    Known("read 1000 scalers x 1 sets", "-", "<= 800 ms"),
+)
+
+
+def known(measure: str) -> Known | None:
+    return next((each for each in KNOWN if each.part in measure), None)
+
+
+def show(rows: Iterable[Any]) -> None:
+    for row in rows:
+        found = known(row.measure)
+        store = getattr(row, "store", "")
+        compared = f"  [reference {found.reference}, target {found.target}]" if found else ""
+        print(f"  {row.measure:58} {store:9} {row.value:12.3f} {row.unit:6} {row.method}{compared}", flush=True)
+
+
+@contextmanager
+def stores() -> Iterator[dict[str, str | None]]:
+    """The embedded store, and a new database of PostgreSQL (with fsync) where this machine has one."""
+    reason = engines.absence("postgres")
+    if reason is not None:
+        print(f"  PostgreSQL: {reason}; its figures are left out", flush=True)
+        yield {"sqlite": None}
+        return
+    with postgres_server(fsync=True) as server, migrated_database(server) as url:
+        yield {"sqlite": None, "postgres": url}
+
+
+def coordinator_rows(say: Callable[[str], None]) -> Iterable[Any]:
+    bench = importlib.import_module("tests.bench.bench_coordinator")
+    with stores() as chosen:
+        return list(bench.rows(chosen, say))
+
+
+def main(chosen: list[str]) -> None:
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"  ... {text} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+
+    for name in ("decide", "config", "store", "spawn", "coordinator"):
+        if chosen and name not in chosen:
+            continue
+        module = importlib.import_module(f"tests.bench.bench_{name}")
+        print(f"\n{name}: {(module.__doc__ or '').strip().splitlines()[0]}", flush=True)
+        show(coordinator_rows(say) if name == "coordinator" else module.rows())
+    load = os.getloadavg()[0]
+    print(f"\n{os.cpu_count()} processors, load {load:.1f} at the end, {time.monotonic() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
