@@ -12,8 +12,7 @@ from enum import StrEnum
 from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 from kici.config.names import (
     AGENT_NAMES,
@@ -27,6 +26,7 @@ from kici.config.names import (
 )
 from kici.config.nodes import shortened
 from kici.config.problems import did_you_mean
+from kici.config.variables import From, Like, Unfit, reader_of
 from kici.domain.errors import Misconfigured
 
 
@@ -50,22 +50,6 @@ class LogFormat(StrEnum):
     AUTO = "auto"
     TEXT = "text"
     JSON = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class From:
-    """Mark of a field: the smallest and largest number it takes."""
-
-    minimum: int
-    maximum: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """Mark of a field: what its text must look like.  `check` raises `ValueError` with a hint."""
-
-    words: str
-    check: Callable[[str], str]
 
 
 def _postgres_url(text: str) -> str:
@@ -272,7 +256,7 @@ def read_settings(environ: Mapping[str, str], **flags: object) -> CoordinatorSet
         source, text = given
         try:
             values[name] = read(text)
-        except _Unfit as unfit:
+        except Unfit as unfit:
             found = "a value that I do not show" if name in SECRETS else f'"{shortened(text)}"'
             problems.append(SettingProblem(name=source, found=found, expected=unfit.expected, hint=unfit.hint))
     values.setdefault("data_dir", default_data_dir(environ))
@@ -324,83 +308,10 @@ def _judge_names(
             problems.append(problem)
 
 
-# --- one value
-
-
-class _Unfit(Exception):
-    def __init__(self, expected: str, hint: str = "") -> None:
-        super().__init__(expected)
-        self.expected, self.hint = expected, hint
-
-
 @cache
 def _rules() -> dict[str, Callable[[str], Any]]:
     hints = get_type_hints(CoordinatorSettings, include_extras=True)
-    return {name: _reader(hint) for name, hint in hints.items() if name not in NOT_VARIABLES}
-
-
-def _reader(hint: Any) -> Callable[[str], Any]:
-    if NoneType in get_args(hint):
-        hint = next(part for part in get_args(hint) if part is not NoneType)
-    if get_origin(hint) is Annotated:
-        mark = hint.__metadata__[0]
-        return _number(mark) if isinstance(mark, From) else _text(mark)
-    if hint is bool:
-        return _flag
-    if hint is str:
-        return str
-    if hint is Path:
-        return _path
-    return _choice(tuple(hint))
-
-
-def _number(limits: From) -> Callable[[str], int]:
-    top = "" if limits.maximum is None else f" and {limits.maximum} at most"
-
-    def read(text: str) -> int:
-        expected = f"a whole number, {limits.minimum} or more{top}"
-        if not (text.isascii() and text.strip().isdecimal()) or len(text) > 18:
-            raise _Unfit(expected)
-        value = int(text)
-        if value < limits.minimum or (limits.maximum is not None and value > limits.maximum):
-            raise _Unfit(expected)
-        return value
-
-    return read
-
-
-def _text(like: Like) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        try:
-            return like.check(text)
-        except ValueError as error:
-            raise _Unfit(like.words, str(error)) from None
-
-    return read
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise _Unfit("a path", "nobody has that home folder") from None
-
-
-def _flag(text: str) -> bool:
-    value = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
-    if value is None:
-        raise _Unfit("true or false")
-    return value
-
-
-def _choice(members: tuple[StrEnum, ...]) -> Callable[[str], StrEnum]:
-    def read(text: str) -> StrEnum:
-        words = [member.value for member in members]
-        if text.lower() not in words:
-            raise _Unfit(" or ".join(words), did_you_mean(text, words))
-        return members[words.index(text.lower())]
-
-    return read
+    return {name: reader_of(hint) for name, hint in hints.items() if name not in NOT_VARIABLES}
 
 
 # --- rules between values

@@ -178,9 +178,12 @@ class Text:
             raise Refusal(str(error)) from None
 
     def schema(self) -> Schema:
-        types: object = ["string", "integer"] if self.numbers else "string"
-        length = {} if self.can_be_empty else {"minLength": 1}
-        return {"type": types, **length} | ({} if self.pattern is None else {"pattern": self.pattern})
+        schema: Schema = {"type": ["string", "integer"] if self.numbers else "string"}
+        if not self.can_be_empty:
+            schema["minLength"] = 1
+        if self.pattern is not None:
+            schema["pattern"] = self.pattern
+        return schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from kici.config.docstrings import field_docs, for_readers, key_docs
-from kici.config.environment import NOT_VARIABLES, CoordinatorSettings, From, Like
+from kici.config.environment import NOT_VARIABLES, CoordinatorSettings
 from kici.config.model import (
     Cap,
     Defaults,
@@ -21,6 +21,7 @@ from kici.config.model import (
 )
 from kici.config.names import FORWARD_PREFIX, PREFIX, UNUSED_NAMES, UNUSED_PREFIXES
 from kici.config.shapes import ALL_TYPES, KeyRule, ListOf, MapOf, Resources, Shape, Table, table_of
+from kici.config.variables import From, Like
 from kici.domain.platform import Platform
 from kici.domain.resources import MEMORY_GRAMMAR
 
