@@ -22,7 +22,7 @@ from kici.agent.health import Facts, serve
 from kici.agent.mask import needles_of
 from kici.agent.notes import Notes
 from kici.agent.step import RunAs, Step, StepOrder
-from kici.agent.workdir import WorkRoot, remove_tree
+from kici.agent.workdir import remove_tree, work_root
 from kici.domain.errors import Misconfigured, Permanent
 from kici.kit.supervise import Supervisor
 from kici.kit.version import VERSION
@@ -61,7 +61,11 @@ def run(environ: Mapping[str, str]) -> int:
         sys.stderr.write(f"kici-agent: cannot start:\n{error}\n")
         return ExitCode.MISCONFIGURED
     host.shield()
-    return asyncio.run(Program(settings, run_as).run())
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(Program(settings, run_as).run())
+    finally:
+        loop.close()  # without waiting for a name look-up that hangs in a thread
 
 
 def find_user(name: str) -> RunAs:
@@ -99,8 +103,10 @@ class Program:
         for warning in self._settings.warnings:
             self._notes.warning("agent.setting", warning)
         try:
-            self._work = WorkRoot(self._settings.tmp, self._half.agent_id, shared=self._run_as is not None)
-        except Permanent as error:
+            self._work = work_root(
+                self._settings.tmp, self._half.agent_id, start=Path.cwd(), shared=self._run_as is not None
+            )
+        except (OSError, Permanent) as error:
             self._notes.error("agent.failed", str(error))
             return ExitCode.MISCONFIGURED
         if self._settings.inside_vm and (problem := host.close_metadata()):
@@ -121,8 +127,9 @@ class Program:
     def _handle_signals(self) -> None:
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._apply(self._half.drain(self._loop.time())))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, lambda: self._apply(self._half.stop(self._loop.time())))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._loop.add_signal_handler(number, lambda: self._apply(self._half.stop(self._loop.time())))
 
     def _reap(self) -> None:
         for pid, code in host.reap():

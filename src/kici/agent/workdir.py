@@ -1,7 +1,9 @@
 """Work directories: a fresh one for each job, nothing left behind.
 
-`<tmp>/kici-work-<uid>/<agent>/<number>/` holds `work` (where the step runs) and `tmp` (its TMPDIR).  An agent holds
-a lock in its directory as long as it lives, however it ends; whoever starts next collects directories without one.
+A job's directory holds `work` (where the step runs) and `tmp` (its TMPDIR).  It is made in a directory of the agent:
+where the agent was started, if that place bears its name (a backend made it, and removes it), else in
+`<tmp>/kici-work-<uid>/<agent>.<pid>/`.  There the agent holds a lock as long as it lives, however it ends; whoever
+starts next collects directories without one.
 """
 
 import fcntl
@@ -9,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from kici.domain.errors import Permanent
 
@@ -18,11 +20,54 @@ DEAD_PREFIX: Final = ".dead-"
 BATCH: Final = 64
 
 
-class WorkRoot:
-    """The directory of one agent."""
+class WorkRoot(Protocol):
+    """Where one agent makes directories for jobs."""
+
+    def new(self, *, owner: tuple[int, int] | None = None) -> Path:
+        """An empty directory for a job, with `work` and `tmp` in it.  Raises `OSError`."""
+        ...
+
+    def stale(self) -> list[Path]:
+        """Directories of agents that are gone, for the caller to remove."""
+        ...
+
+    def remove(self) -> Iterator[None]:
+        """Remove everything of this agent, a little at each step."""
+        ...
+
+
+def work_root(tmp: str, agent_id: str, *, start: Path, shared: bool) -> WorkRoot:
+    """The place for this agent.  `shared`: steps run as another user, who must be able to pass through it.
+
+    Raises `Permanent` when it cannot be made.
+    """
+    return GivenRoot(start) if start.name == agent_id and not shared else TmpRoot(tmp, agent_id, shared=shared)
+
+
+class GivenRoot:
+    """A directory that somebody made for this agent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._made: list[Path] = []
+
+    def new(self, *, owner: tuple[int, int] | None = None) -> Path:
+        path = self._path / str(len(self._made) + 1)
+        self._made.append(path)
+        return _fresh(path, 0o700, owner)
+
+    def stale(self) -> list[Path]:
+        return []
+
+    def remove(self) -> Iterator[None]:
+        for path in self._made:
+            yield from remove_tree(path)
+
+
+class TmpRoot:
+    """A directory in a place for temporary files, locked by this process."""
 
     def __init__(self, tmp: str, agent_id: str, *, shared: bool) -> None:
-        """Raises `Permanent` when it cannot be made.  `shared`: steps run as another user and pass through it."""
         name = "".join(char if char.isalnum() or char in "-_" else "-" for char in agent_id)[:40]
         self._base = Path(tmp) / f"kici-work-{os.getuid()}"
         self._path = self._base / f"{name}.{os.getpid()}"
@@ -34,18 +79,10 @@ class WorkRoot:
             raise Permanent(f"cannot make the work directory {self._path}: {error}; set TMPDIR") from error
 
     def new(self, *, owner: tuple[int, int] | None = None) -> Path:
-        """An empty directory for a job, with `work` and `tmp` in it.  Raises `OSError`."""
         self._count += 1
-        path = self._path / str(self._count)
-        path.mkdir(mode=self._mode)
-        for name in ("work", "tmp"):
-            (path / name).mkdir(mode=0o700)
-            if owner is not None:
-                os.chown(path / name, *owner)
-        return path
+        return _fresh(self._path / str(self._count), self._mode, owner)
 
     def stale(self) -> list[Path]:
-        """Directories of agents that are gone, set apart so that nobody else collects them too."""
         with self._locked_base():
             for entry in self._base.iterdir():
                 if entry != self._path and entry.is_dir() and not entry.name.startswith(DEAD_PREFIX):
@@ -53,7 +90,6 @@ class WorkRoot:
             return [entry for entry in self._base.iterdir() if entry.name.startswith(DEAD_PREFIX)]
 
     def remove(self) -> Iterator[None]:
-        """Remove the agent's own directory, a little at each step."""
         yield from remove_tree(self._path)
         os.close(self._lock)
 
@@ -87,6 +123,15 @@ class WorkRoot:
             finally:
                 os.close(lock)
         entry.rename(self._base / f"{DEAD_PREFIX}{entry.name}")
+
+
+def _fresh(path: Path, mode: int, owner: tuple[int, int] | None) -> Path:
+    path.mkdir(mode=mode)
+    for name in ("work", "tmp"):
+        (path / name).mkdir(mode=0o700)
+        if owner is not None:
+            os.chown(path / name, *owner)
+    return path
 
 
 class _Locked:

@@ -1,5 +1,6 @@
 """`kici-agent`: the agent as a program."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -35,5 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return program.run(host.take_environment())
 
 
+def program() -> None:
+    """The console script.  Never returns."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # a name look-up may hang in a thread, for which Python would wait
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kici.agent.workdir import LOCK, WorkRoot, remove_tree
+from kici.agent.workdir import LOCK, TmpRoot, WorkRoot, remove_tree, work_root
 from kici.domain.errors import Permanent
 
 
@@ -26,7 +26,7 @@ def exhaust(root: WorkRoot) -> None:
 
 
 def test_every_job_has_a_fresh_private_directory(tmp_path: Path) -> None:
-    root = WorkRoot(str(tmp_path), "agent-1", shared=False)
+    root = TmpRoot(str(tmp_path), "agent-1", shared=False)
     first, second = root.new(), root.new()
     assert first != second
     assert everything(first) == ["tmp", "work"]
@@ -37,7 +37,7 @@ def test_every_job_has_a_fresh_private_directory(tmp_path: Path) -> None:
 
 
 def test_another_user_may_pass_through_to_its_own(tmp_path: Path) -> None:
-    root = WorkRoot(str(tmp_path), "agent-1", shared=True)
+    root = TmpRoot(str(tmp_path), "agent-1", shared=True)
     path = root.new()
     assert stat.S_IMODE(base(tmp_path).stat().st_mode) == 0o711
     assert stat.S_IMODE((path / "work").stat().st_mode) == 0o700
@@ -46,23 +46,23 @@ def test_another_user_may_pass_through_to_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("agent_id", ["../../etc", "a/b", "x" * 300, "ä ü", ""])
 def test_a_strange_agent_id_stays_inside(tmp_path: Path, agent_id: str) -> None:
-    root = WorkRoot(str(tmp_path), agent_id, shared=False)
+    root = TmpRoot(str(tmp_path), agent_id, shared=False)
     assert root.new().parents[1] == base(tmp_path)
     exhaust(root)
 
 
 def test_what_a_dead_agent_left_is_found_and_what_a_live_one_has_is_not(tmp_path: Path) -> None:
     script = (
-        "import sys; from kici.agent.workdir import WorkRoot\n"
-        f"path = WorkRoot({str(tmp_path)!r}, 'dead', shared=False).new()\n"
+        "import sys; from kici.agent.workdir import TmpRoot\n"
+        f"path = TmpRoot({str(tmp_path)!r}, 'dead', shared=False).new()\n"
         "(path / 'work' / 'file').write_text('x'); print(path)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=_env(), check=True)
     left = Path(done.stdout.strip())
     assert left.exists()
-    alive = WorkRoot(str(tmp_path), "alive", shared=False)
+    alive = TmpRoot(str(tmp_path), "alive", shared=False)
     alive.new()
-    starting = WorkRoot(str(tmp_path), "starting", shared=False)
+    starting = TmpRoot(str(tmp_path), "starting", shared=False)
     (stale,) = starting.stale()
     assert not left.exists()
     assert starting.stale() == [stale], "somebody else removes it if we do not"
@@ -81,7 +81,7 @@ def _env() -> dict[str, str]:
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     base(tmp_path).symlink_to("/")
     with pytest.raises(Permanent, match="set TMPDIR"):
-        WorkRoot(str(tmp_path), "agent-1", shared=False)
+        TmpRoot(str(tmp_path), "agent-1", shared=False)
 
 
 def test_a_tree_is_removed_with_read_only_directories_and_without_following_links(tmp_path: Path) -> None:
@@ -104,3 +104,24 @@ def test_a_tree_is_removed_with_read_only_directories_and_without_following_link
 
 def test_removing_what_is_not_there_is_no_fault(tmp_path: Path) -> None:
     assert list(remove_tree(tmp_path / "nothing")) == []
+
+
+def test_an_agent_that_starts_in_a_place_of_its_name_works_there(tmp_path: Path) -> None:
+    start = tmp_path / "agent-1"
+    start.mkdir()
+    (start / "theirs").write_text("x")
+    root = work_root(str(tmp_path / "tmp"), "agent-1", start=start, shared=False)
+    path = root.new()
+    assert path.parent == start
+    assert root.new() != path
+    assert root.stale() == []
+    exhaust(root)
+    assert everything(tmp_path) == ["agent-1", "agent-1/theirs"]
+
+
+def test_with_steps_of_another_user_it_works_where_that_user_can_go(tmp_path: Path) -> None:
+    start = tmp_path / "agent-1"
+    start.mkdir()
+    root = work_root(str(tmp_path), "agent-1", start=start, shared=True)
+    assert root.new().parents[1] == base(tmp_path)
+    exhaust(root)
