@@ -10,13 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.integration.bare_metal_host import TOKEN, local, marked
+from tests.integration.bare_metal_host import TOKEN, Local, local, marked
 
 from kici.adapters.clock import RealClock
 from kici.adapters.processes import LinuxProcesses
 from kici.adapters.zygote_client import AGAIN_SECONDS, Zygote
 from kici.domain.errors import Retryable
-from kici.domain.spawn import ScaleDownReason
 from kici.ports.processes import Exit, Process, Program
 from kici.testing.contracts.backend import until
 
@@ -190,6 +189,9 @@ async def test_a_called_off_fork_leaves_nothing(tmp_path: Path) -> None:
                 _ = await asyncio.wait({task})
                 assert task.cancelled()
                 assert marked(tmp_path) == {}
+            else:
+                os.kill(task.result().id.pid, signal.SIGKILL)
+                _ = await task.result().wait()
 
 
 async def test_a_burst_of_fifty_forks(tmp_path: Path) -> None:
@@ -213,23 +215,36 @@ async def test_the_backend_falls_back_to_a_plain_start(tmp_path: Path) -> None:
         assert marked(tmp_path) == {}
 
 
-async def test_ten_real_agents_are_small_and_willing(tmp_path: Path) -> None:
-    """Idle agents without a coordinator; they share what they did not change."""
-    async with local(tmp_path, target=REAL_AGENT) as here:
-        ids = [await here.spawn(number, label="own") for number in range(10)]
-        for agent_id in ids:
-            await until(lambda agent_id=agent_id: here.backend.tail(agent_id, 1))  # type: ignore[misc]  # mypy: lambda
-        assert here.zygote.pid is not None
-        sizes = [_pss_kb(int(one.ref)) for one in here.backend.computes()]
-        assert max(sizes) <= PSS_KB_MAX, sizes
+async def test_ten_real_agents_go_when_asked(tmp_path: Path) -> None:
+    """Idle agents without a coordinator."""
+    async with _ten(tmp_path) as here:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        await here.backend.destroy(ids[0], ScaleDownReason.IDLE)
-        assert loop.time() - started < 4.0
         await here.backend.shutdown_all()
-        assert loop.time() - started < 5.0, "all of them go when asked"
+        assert loop.time() - started < 4.0
         assert marked(tmp_path) == {}
         assert not here.heard.exits
+
+
+async def test_ten_real_agents_are_small(tmp_path: Path) -> None:
+    """They share what they did not change."""
+    async with _ten(tmp_path) as here:
+        assert here.zygote.pid is not None
+        try:
+            sizes = [_pss_kb(int(one.ref)) for one in here.backend.computes()]
+            assert max(sizes) <= PSS_KB_MAX, sizes
+        except PermissionError:
+            pytest.skip("agents show their memory to root only")
+        finally:
+            await here.backend.shutdown_all()
+
+
+@asynccontextmanager
+async def _ten(folder: Path) -> AsyncIterator[Local]:
+    async with local(folder, target=REAL_AGENT) as here:
+        ids = [await here.spawn(number, label="own") for number in range(10)]
+        await until(lambda: all(here.backend.tail(agent_id, 1) for agent_id in ids))
+        yield here
 
 
 def _lose(zygote: Zygote) -> None:
