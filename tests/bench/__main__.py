@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from kici.testing import engines
 from tests.engines import migrated_database, postgres_server
+
+from kici.testing import engines
 
 
 class Known(NamedTuple):

@@ -132,7 +132,8 @@ async def coordinator(store: str, url: str | None) -> AsyncIterator[Bench]:
         extra = ["--scalers", str(scalers)]
         if url is not None:
             extra += ["--database-url", url]
-        with CoordinatorProgram(Path(folder) / "data", extra=extra, env={"KICI_LOG_FORMAT": "json", "KICI_SECRET_KEY": "0" * 64}) as program:
+        env = {"KICI_LOG_FORMAT": "json", "KICI_SECRET_KEY": "0" * 64}
+        with CoordinatorProgram(Path(folder) / "data", extra=extra, env=env) as program:
             token = (program.data_dir / "owner-token").read_text().strip()
             base = f"http://127.0.0.1:{program.port}"
             connector = aiohttp.TCPConnector(limit=0)
