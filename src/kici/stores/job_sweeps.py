@@ -1,15 +1,14 @@
 """Moves of many waiting jobs at once: expiry, the unroutable mark, retention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from kici.domain.ids import ClassId, Instant, JobId
 from kici.domain.job import JobStatus, Outcome
 from kici.ports.store import Finished
-from kici.stores.database import Part, Row, Step
-from kici.stores.jobs import Held, finish_step, finished_from
+from kici.stores.database import Part, Row, Rows
+from kici.stores.job_ends import STEPS_OF_END, End, finished
 from kici.stores.query import Query
-from kici.stores.rows import clean_text
 
 MARKED_MAX: Final = 5000
 """Rows stamped by one statement; the next probe stamps the next ones."""
@@ -20,17 +19,15 @@ class JobSweeps(Part):
 
     async def expire_queued(self, *, limit: int, now: Instant | None = None) -> list[Finished]:
         rows = await self._database.read(Query.EXPIRED_JOBS, {"limit": limit, "now": now})
-        waiting = Held(from_statuses=frozenset({JobStatus.PENDING, JobStatus.QUEUED}))
-        return await self._finish_all(
-            [
-                finish_step(
-                    JobId(row["id"]),
-                    Outcome(status=JobStatus.TIMED_OUT, reason=_expiry_reason(row)),
-                    waiting,
-                    now=now,
-                )
-                for row in sorted(rows, key=_run_of)
-            ]
+        waiting = frozenset({JobStatus.PENDING, JobStatus.QUEUED})
+        return await self._end_all(
+            End(
+                job_id=JobId(row["id"]),
+                outcome=Outcome(status=JobStatus.TIMED_OUT, reason=_expiry_reason(row)),
+                from_statuses=waiting,
+                now=now,
+            )
+            for row in _by_run(rows)
         )
 
     async def mark_unroutable(self, class_id: ClassId, *, now: Instant | None = None) -> int:
@@ -45,39 +42,37 @@ class JobSweeps(Part):
     ) -> list[Finished]:
         params = {"class_id": class_id, "grace_ms": grace_ms, "limit": limit, "now": now}
         rows = await self._database.read(Query.UNROUTABLE_JOBS, params)
-        stamped = Held(from_statuses=frozenset({JobStatus.QUEUED}), unroutable_grace_ms=grace_ms)
-        return await self._finish_all(
-            [
-                finish_step(
-                    JobId(row["id"]),
-                    Outcome(status=JobStatus.UNROUTABLE, reason=clean_text(reason)),
-                    stamped,
-                    now=now,
-                )
-                for row in sorted(rows, key=_run_of)
-            ]
+        return await self._end_all(
+            End(
+                job_id=JobId(row["id"]),
+                outcome=Outcome(status=JobStatus.UNROUTABLE, reason=reason),
+                from_statuses=frozenset({JobStatus.QUEUED}),
+                unroutable_grace_ms=grace_ms,
+                now=now,
+            )
+            for row in _by_run(rows)
         )
 
     async def prune_jobs(self, *, older_than: Instant, limit: int) -> int:
         return len(await self._write(Query.PRUNE_JOBS, {"older_than": older_than, "limit": limit}))
 
-    async def _finish_all(self, steps: Sequence[Step]) -> list[Finished]:
-        """One unit; jobs that moved since they were read are left out.
-
-        Steps come in the order of their runs, which they lock: two sweeps never wait for each other in a circle.
-        """
+    async def _end_all(self, ends: Iterable[End]) -> list[Finished]:
+        """One unit; jobs that moved since they were read are left out."""
+        steps = [step for end in ends for step in end.steps(guard=False)]
         if not steps:
             return []
         results = await self._database.unit(steps)
         assert results is not None, "none of these steps is a guard"
-        return [finished for rows in results if (finished := finished_from(rows)) is not None]
+        each = (results[at : at + STEPS_OF_END] for at in range(0, len(results), STEPS_OF_END))
+        return [done for done in map(finished, each) if done is not None]
+
+
+def _by_run(rows: Rows) -> list[Row]:
+    """In the order of the runs, which are locked one after the other: two sweeps never wait in a circle."""
+    return sorted(rows, key=lambda row: str(row["run_id"]))
 
 
 def _expiry_reason(row: Row) -> str:
     error = row["last_provisioning_error"]
     waited = "waited longer than allowed"
     return waited if error is None else f"{waited}; the last attempt to make an agent failed: {error}"
-
-
-def _run_of(row: Row) -> str:
-    return str(row["run_id"])

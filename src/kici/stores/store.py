@@ -2,6 +2,7 @@
 
 from kici.stores.agents import Agents
 from kici.stores.cluster import Cluster
+from kici.stores.job_ends import JobEnds
 from kici.stores.job_reads import JobReads
 from kici.stores.job_sweeps import JobSweeps
 from kici.stores.jobs import JobMoves
@@ -13,7 +14,7 @@ from kici.stores.tokens import Tokens
 
 
 class SqlStore(
-    JobMoves, JobReads, JobSweeps, Logs, Spawns, Agents, Tokens, Cluster, Settings, Secrets, AccessLog, Facts
+    JobMoves, JobEnds, JobReads, JobSweeps, Logs, Spawns, Agents, Tokens, Cluster, Settings, Secrets, AccessLog, Facts
 ):
     async def migrate(self) -> list[int]:
         return await self._database.migrate()

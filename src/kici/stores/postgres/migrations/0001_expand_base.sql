@@ -22,7 +22,7 @@ CREATE TABLE runs (
     created_at BIGINT NOT NULL,
     finished_at BIGINT,
     cancel_requested_at BIGINT,
-    -- Jobs that are not over; the move that takes it to 0 ends the run.
+    -- Jobs that are not over; the end that takes it to 0 ends the run.
     jobs_live INTEGER NOT NULL CHECK (jobs_live >= 0),
     jobs_cancelled INTEGER NOT NULL DEFAULT 0,
     -- Ended other than as success, skipped or cancelled.
@@ -43,8 +43,8 @@ CREATE TABLE jobs (
         'success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped'
     )),
     class_id BIGINT NOT NULL,
-    -- Needs that have not ended yet; the move that takes it to 0 queues the job.
-    needs_left INTEGER NOT NULL CHECK (needs_left >= 0),
+    -- Whether other jobs need it: without, its end concerns its run only.
+    is_needed BOOLEAN NOT NULL,
     created_at BIGINT NOT NULL,
     queued_at BIGINT,
     expires_at BIGINT,
@@ -88,6 +88,8 @@ CREATE TABLE job_needs (
     job_id TEXT COLLATE "C" NOT NULL,
     PRIMARY KEY (need_id, job_id)
 );
+
+CREATE INDEX job_needs_of_job ON job_needs (job_id);
 
 CREATE TABLE idempotency_keys (
     key TEXT COLLATE "C" PRIMARY KEY,

@@ -1,9 +1,8 @@
--- Each query is one statement.  Locks are taken in one order: a run before its jobs; a sweep takes runs in the order of
--- their ids.  Counters on run and job rows make the end of a job one statement: an UPDATE that had to wait for a row
--- goes on with the row as it is then, while everything else is read as of the start of the statement.
--- After such a wait a joined row (IN (SELECT ...) is a join, too) is still the one that matched at first, so a guard with
--- several values is = ANY (ARRAY(...)); and results of changing parts are used by joins only, since sub-selects would be
--- run again.
+-- Each query is one statement.  Locks are taken in one order: a run before its jobs, runs in the order of their ids.
+-- A statement that had to wait for a row goes on with that row as it is then, while all else is as of its start; a joined
+-- row (IN (SELECT ...) is a join, too) is the one that matched at first.  So guards with several values are
+-- = ANY (ARRAY(...)), counts that must be right are columns of the locked row or read by a later statement, and results of
+-- changing parts are used by joins only, since sub-selects would be run again.
 -- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
 
 -- name: submit_run
@@ -25,7 +24,7 @@ document AS MATERIALIZED (
     FROM fresh
     CROSS JOIN json_to_recordset(:jobs::JSON) AS document (
         place INTEGER, id TEXT, name TEXT, org TEXT, status TEXT, class_id BIGINT, class_key TEXT, demand TEXT,
-        needs JSON, expires_at BIGINT, agent_id TEXT, spec TEXT
+        needs JSON, is_needed BOOLEAN, expires_at BIGINT, agent_id TEXT, spec TEXT
     )
 ),
 made_run AS (
@@ -45,7 +44,7 @@ made_needs AS (
 ),
 made AS (
     INSERT INTO jobs (
-        id, run_id, name, org, status, class_id, needs_left, created_at, queued_at, expires_at,
+        id, run_id, name, org, status, class_id, is_needed, created_at, queued_at, expires_at,
         agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec
     )
     SELECT
@@ -55,7 +54,7 @@ made AS (
         org,
         status,
         class_id,
-        json_array_length(needs),
+        is_needed,
         COALESCE(:now, now_ms()),
         CASE WHEN status <> 'pending' THEN COALESCE(:now, now_ms()) END,
         expires_at,
@@ -253,9 +252,9 @@ WHERE id = :job_id
     AND attempts + :attempts_add::INTEGER < :attempts_max::INTEGER
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
--- name: finish_job
--- End a job, skip or release what needs it, and end its run when nothing is left.
-WITH RECURSIVE locked AS MATERIALIZED (
+-- name: finish_lone_job
+-- End a job that no other job needs, and its run when nothing else is left of it.
+WITH locked AS MATERIALIZED (
     SELECT runs.id FROM jobs JOIN runs ON runs.id = jobs.run_id
     WHERE jobs.id = :job_id
     FOR NO KEY UPDATE OF runs
@@ -277,64 +276,119 @@ ended AS (
     FROM locked
     WHERE jobs.id = :job_id
         AND jobs.run_id = locked.id
+        AND NOT jobs.is_needed
         AND jobs.status = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
-        AND (
-            :grace_ms::BIGINT IS NULL
-            OR (jobs.unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND jobs.last_provisioning_error IS NULL)
-        )
-    RETURNING jobs.*
-),
-doomed AS (
-    SELECT job_needs.job_id FROM ended JOIN job_needs ON job_needs.need_id = ended.id WHERE ended.status <> 'success'
-    UNION
-    SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
-),
-skipped AS (
-    UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :skip_reason
-    FROM doomed
-    WHERE jobs.id = doomed.job_id AND jobs.status = 'pending'
     RETURNING jobs.*
 ),
 closed AS (
     UPDATE runs SET
-        jobs_live = jobs_live - moved.jobs,
-        jobs_cancelled = jobs_cancelled + (moved.status = 'cancelled')::INTEGER,
-        jobs_failed = jobs_failed + (moved.status NOT IN ('success', 'cancelled'))::INTEGER,
-        finished_at = CASE WHEN jobs_live = moved.jobs THEN COALESCE(:now, now_ms()) END,
+        jobs_live = jobs_live - 1,
+        jobs_cancelled = jobs_cancelled + (ended.status = 'cancelled')::INTEGER,
+        jobs_failed = jobs_failed + (ended.status NOT IN ('success', 'cancelled'))::INTEGER,
+        finished_at = CASE WHEN jobs_live = 1 THEN COALESCE(:now, now_ms()) END,
         status = CASE
-            WHEN jobs_live > moved.jobs THEN runs.status
-            WHEN moved.status = 'success' AND jobs_cancelled + jobs_failed = 0 THEN 'success'
-            WHEN runs.status = 'cancelling' AND (moved.status = 'cancelled' OR jobs_cancelled > 0) THEN 'cancelled'
+            WHEN jobs_live > 1 THEN runs.status
+            WHEN ended.status = 'success' AND jobs_cancelled + jobs_failed = 0 THEN 'success'
+            WHEN runs.status = 'cancelling' AND (ended.status = 'cancelled' OR jobs_cancelled > 0) THEN 'cancelled'
             ELSE 'failed'
         END
-    FROM (
-        SELECT ended.run_id, ended.status, 1 + count(skipped.seq) AS jobs
-        FROM ended LEFT JOIN skipped ON true
-        GROUP BY ended.run_id, ended.status
-    ) AS moved
-    WHERE runs.id = moved.run_id
+    FROM ended
+    WHERE runs.id = ended.run_id
     RETURNING runs.jobs_live = 0 AS run_over
-),
-released AS (
-    UPDATE jobs SET
-        needs_left = jobs.needs_left - 1,
-        status = CASE WHEN jobs.needs_left = 1 THEN 'queued' ELSE jobs.status END,
-        queued_at = CASE WHEN jobs.needs_left = 1 THEN COALESCE(:now, now_ms()) END
-    FROM ended JOIN job_needs ON job_needs.need_id = ended.id
-    WHERE ended.status = 'success' AND jobs.id = job_needs.job_id AND jobs.status = 'pending'
-    RETURNING jobs.*
 )
 SELECT
-    moved.*, closed.run_over, (SELECT demand FROM demand_classes WHERE demand_classes.id = moved.class_id) AS demand
+    ended.*,
+    closed.run_over,
+    (SELECT demand FROM demand_classes WHERE demand_classes.id = ended.class_id) AS demand
+FROM ended CROSS JOIN closed;
+
+-- name: lock_run_of_job
+-- Let one end of a run's jobs at a time look at the others.
+SELECT runs.id FROM jobs JOIN runs ON runs.id = jobs.run_id WHERE jobs.id = :job_id FOR NO KEY UPDATE OF runs;
+
+-- name: end_job
+-- End a job.  What follows from it, the next queries do.
+UPDATE jobs SET
+    status = :status,
+    finished_at = COALESCE(:now, now_ms()),
+    exit_code = :exit_code,
+    signal = :signal,
+    reason = COALESCE(:reason, reason),
+    attempts = attempts + :attempts_add::INTEGER,
+    cancel_requested_at = CASE
+        WHEN :status = 'cancelled' THEN COALESCE(cancel_requested_at, :now, now_ms()) ELSE cancel_requested_at
+    END,
+    ack_deadline = NULL,
+    recovery_deadline = NULL,
+    unroutable_since = NULL
+WHERE id = :job_id
+    AND status = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
+    AND (:agent_id::TEXT IS NULL OR agent_id = :agent_id)
+    AND (
+        :grace_ms::BIGINT IS NULL
+        OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)
+    )
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: skip_dependents
+-- Skip all that needs a job which ended without success, and all that needs those.
+UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :reason
+WHERE status = 'pending'
+    AND id = ANY (ARRAY(
+        WITH RECURSIVE doomed (job_id) AS (
+            SELECT job_needs.job_id
+            FROM jobs AS need JOIN job_needs ON job_needs.need_id = need.id
+            WHERE need.id = :job_id
+                AND need.status IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
+            UNION
+            SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
+        )
+        SELECT job_id FROM doomed
+    ))
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: release_dependents
+-- Queue what needs a job, if all that it needs has ended with success.
+UPDATE jobs SET status = 'queued', queued_at = COALESCE(:now, now_ms())
+WHERE status = 'pending'
+    AND id = ANY (ARRAY(
+        SELECT dependent.job_id
+        FROM job_needs AS dependent
+        WHERE dependent.need_id = :job_id
+            AND NOT EXISTS (
+                SELECT 1 FROM job_needs JOIN jobs AS need ON need.id = job_needs.need_id
+                WHERE job_needs.job_id = dependent.job_id AND need.status <> 'success'
+            )
+    ))
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: close_run
+-- Count a run's jobs anew, and end it when all are over.
+UPDATE runs SET
+    jobs_live = counted.live,
+    jobs_cancelled = counted.cancelled,
+    jobs_failed = counted.failed,
+    finished_at = CASE WHEN counted.live = 0 THEN COALESCE(:now, now_ms()) END,
+    status = CASE
+        WHEN counted.live > 0 THEN runs.status
+        WHEN counted.cancelled + counted.failed = 0 THEN 'success'
+        WHEN runs.status = 'cancelling' AND counted.cancelled > 0 THEN 'cancelled'
+        ELSE 'failed'
+    END
 FROM (
-    SELECT 'ended' AS move, ended.* FROM ended
-    UNION ALL
-    SELECT 'skipped' AS move, skipped.* FROM skipped
-    UNION ALL
-    SELECT CASE WHEN released.status = 'queued' THEN 'released' ELSE 'waits' END AS move, released.* FROM released
-) AS moved
-CROSS JOIN closed;
+    SELECT
+        run_id,
+        count(*) FILTER (WHERE status IN ('pending', 'queued', 'dispatched', 'running', 'recovering', 'cancelling'))
+            AS live,
+        count(*) FILTER (WHERE status = 'cancelled') AS cancelled,
+        count(*) FILTER (WHERE status IN ('failed', 'timed_out', 'unroutable')) AS failed
+    FROM jobs
+    WHERE run_id = COALESCE(:run_id::TEXT, (SELECT run_id FROM jobs WHERE id = :job_id))
+    GROUP BY run_id
+) AS counted
+WHERE runs.id = counted.run_id AND runs.finished_at IS NULL
+RETURNING runs.jobs_live = 0 AS run_over;
 
 -- name: recover_job
 -- The agent of a started job is gone: it may return until the deadline.
@@ -354,45 +408,22 @@ WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'recoverin
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: cancel_run
--- End the waiting and offered jobs of a run, mark the started ones, and end the run when nothing is left.
-WITH locked AS MATERIALIZED (
-    SELECT id FROM runs WHERE id = :run_id AND status IN ('running', 'cancelling') FOR NO KEY UPDATE
-),
-moved AS (
-    UPDATE jobs SET
-        status = CASE WHEN status IN ('running', 'recovering') THEN 'cancelling' ELSE 'cancelled' END,
-        finished_at = CASE WHEN status IN ('running', 'recovering') THEN NULL ELSE COALESCE(:now, now_ms()) END,
-        cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms()),
-        reason = :reason,
-        ack_deadline = NULL,
-        unroutable_since = NULL
-    FROM locked
-    WHERE jobs.run_id = locked.id
-        AND jobs.status IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
-    RETURNING jobs.*
-),
-closed AS (
-    UPDATE runs SET
-        cancel_requested_at = COALESCE(runs.cancel_requested_at, :now, now_ms()),
-        jobs_live = runs.jobs_live - ended.jobs,
-        jobs_cancelled = runs.jobs_cancelled + ended.jobs,
-        finished_at = CASE WHEN runs.jobs_live = ended.jobs THEN COALESCE(:now, now_ms()) END,
-        status = CASE
-            WHEN runs.jobs_live > ended.jobs THEN 'cancelling'
-            WHEN runs.jobs_cancelled + ended.jobs > 0 THEN 'cancelled'
-            WHEN runs.jobs_failed = 0 THEN 'success'
-            ELSE 'failed'
-        END
-    FROM (
-        SELECT locked.id, count(moved.seq) FILTER (WHERE moved.status = 'cancelled') AS jobs
-        FROM locked LEFT JOIN moved ON true
-        GROUP BY locked.id
-    ) AS ended
-    WHERE runs.id = ended.id
-)
-SELECT
-    'job' AS move, moved.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = moved.class_id) AS demand
-FROM moved;
+-- A run that is not over is asked to end.
+UPDATE runs SET status = 'cancelling', cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms())
+WHERE id = :run_id AND status IN ('running', 'cancelling')
+RETURNING id;
+
+-- name: cancel_jobs
+-- End the waiting and offered jobs of a run, and mark the started ones.
+UPDATE jobs SET
+    status = CASE WHEN status IN ('running', 'recovering') THEN 'cancelling' ELSE 'cancelled' END,
+    finished_at = CASE WHEN status IN ('running', 'recovering') THEN NULL ELSE COALESCE(:now, now_ms()) END,
+    cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms()),
+    reason = :reason,
+    ack_deadline = NULL,
+    unroutable_since = NULL
+WHERE run_id = :run_id AND status IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: cancel_started_job
 -- Mark a started job as told to stop.

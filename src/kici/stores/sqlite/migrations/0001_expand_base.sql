@@ -16,7 +16,7 @@ CREATE TABLE runs (
     created_at INTEGER NOT NULL,
     finished_at INTEGER,
     cancel_requested_at INTEGER,
-    -- Jobs that are not over; the move that takes it to 0 ends the run.
+    -- Jobs that are not over; the end that takes it to 0 ends the run.
     jobs_live INTEGER NOT NULL CHECK (jobs_live >= 0),
     jobs_cancelled INTEGER NOT NULL DEFAULT 0,
     -- Ended other than as success, skipped or cancelled.
@@ -37,8 +37,8 @@ CREATE TABLE jobs (
         'success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped'
     )),
     class_id INTEGER NOT NULL,
-    -- Needs that have not ended yet; the move that takes it to 0 queues the job.
-    needs_left INTEGER NOT NULL CHECK (needs_left >= 0),
+    -- Whether other jobs need it: without, its end concerns its run only.
+    is_needed INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
     queued_at INTEGER,
     expires_at INTEGER,
@@ -77,6 +77,8 @@ CREATE TABLE job_needs (
     job_id TEXT NOT NULL,
     PRIMARY KEY (need_id, job_id)
 ) STRICT, WITHOUT ROWID;
+
+CREATE INDEX job_needs_of_job ON job_needs (job_id);
 
 CREATE TABLE idempotency_keys (
     key TEXT PRIMARY KEY,

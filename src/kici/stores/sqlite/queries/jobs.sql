@@ -1,5 +1,5 @@
 -- A named query may be several statements: they run in order, and when the first returns no row, the rest is left out.
--- Rows of all its statements are its result; `move` tells them apart where it matters.
+-- Rows of all its statements are its result; `move` tells them apart.
 -- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
 
 -- name: submit_run
@@ -13,7 +13,7 @@ INSERT OR IGNORE INTO demand_classes (id, key, demand)
 SELECT json_extract(value, '$.class_id'), json_extract(value, '$.class_key'), json_extract(value, '$.demand')
 FROM json_each(:jobs);
 INSERT INTO jobs (
-    id, run_id, name, org, status, class_id, needs_left, created_at, queued_at, expires_at,
+    id, run_id, name, org, status, class_id, is_needed, created_at, queued_at, expires_at,
     agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec
 )
 SELECT
@@ -23,7 +23,7 @@ SELECT
     json_extract(value, '$.org'),
     json_extract(value, '$.status'),
     json_extract(value, '$.class_id'),
-    json_array_length(value, '$.needs'),
+    json_extract(value, '$.is_needed'),
     COALESCE(:now, now_ms()),
     CASE WHEN json_extract(value, '$.status') <> 'pending' THEN COALESCE(:now, now_ms()) END,
     json_extract(value, '$.expires_at'),
@@ -208,8 +208,46 @@ UPDATE jobs SET
 WHERE id = :job_id AND agent_id = :agent_id AND status = 'dispatched' AND attempts + :attempts_add < :attempts_max
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 
--- name: finish_job
--- End a job, skip or release what needs it, and end its run when nothing is left.
+-- name: finish_lone_job
+-- End a job that no other job needs, and its run when nothing else is left of it.
+UPDATE jobs SET
+    status = :status,
+    finished_at = COALESCE(:now, now_ms()),
+    exit_code = :exit_code,
+    signal = :signal,
+    reason = COALESCE(:reason, reason),
+    attempts = attempts + :attempts_add,
+    cancel_requested_at = CASE
+        WHEN :status = 'cancelled' THEN COALESCE(cancel_requested_at, :now, now_ms()) ELSE cancel_requested_at
+    END,
+    ack_deadline = NULL,
+    recovery_deadline = NULL,
+    unroutable_since = NULL
+WHERE id = :job_id
+    AND NOT is_needed
+    AND status IN (SELECT value FROM json_each(:from_statuses))
+    AND (:agent_id IS NULL OR agent_id = :agent_id)
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+UPDATE runs SET
+    jobs_live = jobs_live - 1,
+    jobs_cancelled = jobs_cancelled + (:status = 'cancelled'),
+    jobs_failed = jobs_failed + (:status NOT IN ('success', 'cancelled')),
+    finished_at = CASE WHEN jobs_live = 1 THEN COALESCE(:now, now_ms()) END,
+    status = CASE
+        WHEN jobs_live > 1 THEN status
+        WHEN :status = 'success' AND jobs_cancelled + jobs_failed = 0 THEN 'success'
+        WHEN status = 'cancelling' AND (:status = 'cancelled' OR jobs_cancelled > 0) THEN 'cancelled'
+        ELSE 'failed'
+    END
+WHERE id = (SELECT run_id FROM jobs WHERE id = :job_id)
+RETURNING jobs_live = 0 AS run_over;
+
+-- name: lock_run_of_job
+-- Let one end of a run's jobs at a time look at the others.
+SELECT run_id FROM jobs WHERE id = :job_id;
+
+-- name: end_job
+-- End a job.  What follows from it, the next queries do.
 UPDATE jobs SET
     status = :status,
     finished_at = COALESCE(:now, now_ms()),
@@ -230,50 +268,66 @@ WHERE id = :job_id
         :grace_ms IS NULL
         OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)
     )
-RETURNING
-    'ended' AS move, 0 AS run_over, *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
-UPDATE jobs SET
-    status = 'skipped',
-    finished_at = COALESCE(:now, now_ms()),
-    reason = :skip_reason
-WHERE :status <> 'success'
-    AND status = 'pending'
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+
+-- name: skip_dependents
+-- Skip all that needs a job which ended without success, and all that needs those.
+UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :reason
+WHERE status = 'pending'
     AND id IN (
         WITH RECURSIVE doomed (job_id) AS (
-            SELECT job_id FROM job_needs WHERE need_id = :job_id
+            SELECT job_needs.job_id
+            FROM jobs AS need JOIN job_needs ON job_needs.need_id = need.id
+            WHERE need.id = :job_id
+                AND need.status IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
             UNION
             SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
         )
         SELECT job_id FROM doomed
     )
-RETURNING
-    'skipped' AS move, 0 AS run_over, *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
--- changes() counts the jobs that were just skipped.  (SQLite 3.40 answers IS NOT NULL wrongly in RETURNING.)
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+
+-- name: release_dependents
+-- Queue what needs a job, if all that it needs has ended with success.
+UPDATE jobs SET status = 'queued', queued_at = COALESCE(:now, now_ms())
+WHERE status = 'pending'
+    AND id IN (
+        SELECT dependent.job_id
+        FROM job_needs AS dependent
+        WHERE dependent.need_id = :job_id
+            AND NOT EXISTS (
+                SELECT 1 FROM job_needs JOIN jobs AS need ON need.id = job_needs.need_id
+                WHERE job_needs.job_id = dependent.job_id AND need.status <> 'success'
+            )
+    )
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+
+-- name: close_run
+-- Count a run's jobs anew, and end it when all are over.
 UPDATE runs SET
-    jobs_live = jobs_live - 1 - changes(),
-    jobs_cancelled = jobs_cancelled + (:status = 'cancelled'),
-    jobs_failed = jobs_failed + (:status NOT IN ('success', 'cancelled')),
-    finished_at = CASE WHEN jobs_live = 1 + changes() THEN COALESCE(:now, now_ms()) END,
+    jobs_live = counted.live,
+    jobs_cancelled = counted.cancelled,
+    jobs_failed = counted.failed,
+    finished_at = CASE WHEN counted.live = 0 THEN COALESCE(:now, now_ms()) END,
     status = CASE
-        WHEN jobs_live > 1 + changes() THEN status
-        WHEN :status = 'success' AND jobs_cancelled + jobs_failed = 0 THEN 'success'
-        WHEN status = 'cancelling' AND (:status = 'cancelled' OR jobs_cancelled > 0) THEN 'cancelled'
+        WHEN counted.live > 0 THEN status
+        WHEN counted.cancelled + counted.failed = 0 THEN 'success'
+        WHEN status = 'cancelling' AND counted.cancelled > 0 THEN 'cancelled'
         ELSE 'failed'
     END
-WHERE id = (SELECT run_id FROM jobs WHERE id = :job_id)
-RETURNING 'run' AS move, jobs_live = 0 AS run_over;
-UPDATE jobs SET
-    needs_left = needs_left - 1,
-    status = CASE WHEN needs_left = 1 THEN 'queued' ELSE status END,
-    queued_at = CASE WHEN needs_left = 1 THEN COALESCE(:now, now_ms()) END
-WHERE :status = 'success'
-    AND status = 'pending'
-    AND id IN (SELECT job_id FROM job_needs WHERE need_id = :job_id)
-RETURNING
-    CASE WHEN status = 'queued' THEN 'released' ELSE 'waits' END AS move,
-    0 AS run_over,
-    *,
-    (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+FROM (
+    SELECT
+        run_id,
+        count(*) FILTER (WHERE status IN ('pending', 'queued', 'dispatched', 'running', 'recovering', 'cancelling'))
+            AS live,
+        count(*) FILTER (WHERE status = 'cancelled') AS cancelled,
+        count(*) FILTER (WHERE status IN ('failed', 'timed_out', 'unroutable')) AS failed
+    FROM jobs
+    WHERE run_id = COALESCE(:run_id, (SELECT run_id FROM jobs WHERE id = :job_id))
+    GROUP BY run_id
+) AS counted
+WHERE runs.id = counted.run_id AND runs.finished_at IS NULL
+RETURNING jobs_live = 0 AS run_over;
 
 -- name: recover_job
 -- The agent of a started job is gone: it may return until the deadline.
@@ -293,10 +347,13 @@ WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'recoverin
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 
 -- name: cancel_run
--- End the waiting and offered jobs of a run, mark the started ones, and end the run when nothing is left.
+-- A run that is not over is asked to end.
 UPDATE runs SET status = 'cancelling', cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms())
 WHERE id = :run_id AND status IN ('running', 'cancelling')
-RETURNING 'run' AS move;
+RETURNING id;
+
+-- name: cancel_jobs
+-- End the waiting and offered jobs of a run, and mark the started ones.
 UPDATE jobs SET
     status = CASE WHEN status IN ('running', 'recovering') THEN 'cancelling' ELSE 'cancelled' END,
     finished_at = CASE WHEN status IN ('running', 'recovering') THEN NULL ELSE COALESCE(:now, now_ms()) END,
@@ -305,26 +362,7 @@ UPDATE jobs SET
     ack_deadline = NULL,
     unroutable_since = NULL
 WHERE run_id = :run_id AND status IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
-RETURNING 'job' AS move, *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
-UPDATE runs SET
-    jobs_live = left.live,
-    jobs_cancelled = left.cancelled,
-    finished_at = CASE WHEN left.live = 0 THEN COALESCE(:now, now_ms()) END,
-    status = CASE
-        WHEN left.live > 0 THEN status
-        WHEN left.cancelled > 0 THEN 'cancelled'
-        WHEN jobs_failed = 0 THEN 'success'
-        ELSE 'failed'
-    END
-FROM (
-    SELECT
-        count(*) FILTER (WHERE status IN ('pending', 'queued', 'dispatched', 'running', 'recovering', 'cancelling'))
-            AS live,
-        count(*) FILTER (WHERE status = 'cancelled') AS cancelled
-    FROM jobs
-    WHERE run_id = :run_id
-) AS left
-WHERE id = :run_id;
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 
 -- name: cancel_started_job
 -- Mark a started job as told to stop.
