@@ -48,6 +48,8 @@ def an_order(agent_id: AgentId, kind: Kind) -> SpawnOrder:
 class FakeBench:
     """The fake backend keeps the contract that it stands in for."""
 
+    make: type[FakeBackend] = FakeBackend
+
     def __init__(self) -> None:
         self.heard = Heard()
         self.machines = FakeMachines()
@@ -55,7 +57,7 @@ class FakeBench:
         self.backend = self._backend()
 
     def _backend(self) -> FakeBackend:
-        return FakeBackend(
+        return self.make(
             scaler=SCALER,
             machines=self.machines,
             clock=SimClock(),
