@@ -14,12 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
+from kici.cli.reference import cli_page
 from kici.config.reference import configuration_page
 from kici.domain.access import GRANTS, Permission
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
 from kici.domain.knobs import KNOBS
 from kici.domain.moves import Moves
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
+from kici.web.reference import http_page
 from kici.wire import reference
 
 ROOT: Final = Path(__file__).parents[1]
@@ -172,7 +174,9 @@ def protocol() -> str:
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "cli.md": cli_page,
     "configuration.md": configuration_page,
+    "http-api.md": http_page,
     "state-machines.md": state_machines,
     "settings.md": settings,
     "permissions.md": permissions,

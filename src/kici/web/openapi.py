@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -14,6 +14,7 @@ from kici.web.routing import JSON, Access, Route
 
 _REF: Final = "#/components/schemas/{name}"
 _PATH_PART: Final = re.compile(r"\{(\w+)\}")
+_FIELD: Final = re.compile(r'\n    (\w+): [^\n]*\n    """(.*?)"""', re.S)
 _HEADERS: Final = {
     "Idempotency-Key": "A name of the caller's choice: a repeated request with the same one answers as the first did.",
     "Last-Event-ID": "The id of the last event that was received: the stream goes on after it.",
@@ -49,10 +50,34 @@ class _Components:
         self._types: list[Any] = [Problem]
         self._types += [kind for route in routes for kind in (route.body, route.answer) if kind is not None]
         schemas, self.definitions = msgspec.json.schema_components(self._types, ref_template=_REF)
+        for kind in structs_of(self._types):
+            _add_docs(self.definitions[kind.__name__], kind)
         self._schemas = dict(zip(map(repr, self._types), schemas, strict=True))
 
     def of(self, kind: object) -> dict[str, Any]:
         return self._schemas[repr(kind)]
+
+
+def structs_of(kinds: Iterable[object]) -> list[type[msgspec.Struct]]:
+    """Every struct that these types are made of, each once, in order of their names."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    todo = list(kinds)
+    while todo:
+        kind = todo.pop()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if kind.__name__ not in found:
+                found[kind.__name__] = kind
+                todo += [field.type for field in msgspec.structs.fields(kind)]
+        else:
+            todo += get_args(kind)
+    return [found[name] for name in sorted(found)]
+
+
+def _add_docs(schema: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    docs = field_docs(kind)
+    for field in msgspec.structs.fields(kind):
+        if field.name in docs:
+            schema["properties"][field.encode_name]["description"] = docs[field.name]
 
 
 def _operation(route: Route, components: _Components) -> dict[str, object]:
@@ -82,7 +107,7 @@ def _path_parameters(route: Route) -> list[dict[str, object]]:
 
 
 def _query_parameters(route: Route) -> list[dict[str, object]]:
-    docs = _field_docs(route.query)
+    docs = field_docs(route.query)
     found = []
     for field in msgspec.structs.fields(route.query):
         parameter = {
@@ -109,12 +134,13 @@ def _inline(kind: Any) -> dict[str, Any]:
     return schema
 
 
-def _field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The text below each field of a type."""
-    source = inspect.getsource(kind)
-    return {
-        name: " ".join(text.split()) for name, text in re.findall(r'\n    (\w+): [^\n]*\n    """(.*?)"""', source, re.S)
-    }
+def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """The text below each field of a type and of what it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            found.update({name: " ".join(text.split()) for name, text in _FIELD.findall(inspect.getsource(base))})
+    return found
 
 
 def _header_parameters(route: Route) -> list[dict[str, object]]:
