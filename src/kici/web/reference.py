@@ -55,10 +55,7 @@ def _routes(tag: str, routes: Iterable[Route]) -> Iterator[str]:
     yield f"\n## {tag.capitalize()}\n\n| | needs | takes | answers | |\n| --- | --- | --- | --- | --- |\n"
     for route in routes:
         if route.tag == tag:
-            answer = (
-                _word(route.answer) if route.answer is not None else ", ".join(route.media) if _is_text(route) else ""
-            )
-            cells = (f"`{route.method} {route.path}`", _needs(route), _takes(route), answer, route.summary)
+            cells = (f"`{route.method} {route.path}`", _needs(route), _takes(route), _answers(route), route.summary)
             yield f"| {' | '.join(cells)} |\n"
 
 
@@ -75,11 +72,10 @@ def _needs(route: Route) -> str:
 
 def _takes(route: Route) -> str:
     docs = {} if route.query is NoQuery else field_docs(route.query)
-    parameters = [
-        f"`?{field.encode_name}` {_word(field.type, is_nullable=False)}"
-        + (f" ({docs[field.name]})" if field.name in docs else "")
-        for field in msgspec.structs.fields(route.query)
-    ]
+    parameters = []
+    for field in msgspec.structs.fields(route.query):
+        what = f" ({docs[field.name].rstrip('.')})" if field.name in docs else ""
+        parameters.append(f"`?{field.encode_name}` {_word(field.type, is_nullable=False)}{what}")
     return "<br>".join([*([_word(route.body)] if route.body is not None else []), *parameters])
 
 
