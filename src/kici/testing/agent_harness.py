@@ -326,7 +326,9 @@ class AgentHarness:
 class AgentProcess:
     """The agent program as a process, its environment exactly as given (and a work directory of its own)."""
 
-    def __init__(self, url: str, **environ: str) -> None:
+    def __init__(self, url: str, *, prelude: str = "", **environ: str) -> None:
+        """`prelude`: Python that the process runs first."""
+        self._prelude = prelude
         self.tmp = Path(tempfile.mkdtemp(prefix="kici-test-"))
         self.environ = {
             "PATH": os.environ["PATH"],
@@ -342,7 +344,7 @@ class AgentProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                "import sys; from kici.apps.agent import main; sys.exit(main([]))",
+                f"{self._prelude}\nimport sys; from kici.apps.agent import main; sys.exit(main([]))",
                 env={**self.environ, "PYTHONPATH": _source_path()},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
@@ -362,6 +364,9 @@ class AgentProcess:
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
+
+    def hang_up(self) -> None:
+        self._process.send_signal(signal.SIGHUP)
 
     def drain(self) -> None:
         self._process.send_signal(signal.SIGUSR1)

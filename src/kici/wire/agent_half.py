@@ -288,6 +288,8 @@ class AgentHalf:
                 return self._exit(ExitCode.REFUSED, f"authentication failed: {reason}")
             case RegisterAck() if self._phase is Phase.REGISTERING:
                 return self._registered(message, now)
+            case JobCancel() if self._phase is Phase.REGISTERING:
+                return self._cancel(message, now)
             case ErrorMessage(code=code, message=text):
                 return [Note("coordinator.error", f"{code} {text}")]
             case _:

@@ -162,6 +162,47 @@ async def test_an_orphan_ends_itself_and_its_job(coordinator: AgentHarness) -> N
         assert agent.work_left() == []
 
 
+async def test_a_terminal_that_closes_ends_the_agent_in_order(coordinator: AgentHarness) -> None:
+    async with AgentProcess(coordinator.url) as agent:
+        _ = await coordinator.agent()
+        job = coordinator.dispatch(*shell("echo $$; exec sleep 100"))
+        await coordinator.until(lambda: job.stdout.endswith(b"\n"))
+        agent.hang_up()
+        assert await agent.exited() == 0
+        assert job.state == "failed"
+        assert agent.work_left() == []
+
+
+FAULT = """
+from kici.wire.outbox import Outbox
+def add(*_): raise RuntimeError("a planted fault")
+Outbox.add = add
+"""
+
+
+async def test_an_agent_with_a_fault_of_its_own_ends_and_tells_its_story(coordinator: AgentHarness) -> None:
+    async with AgentProcess(coordinator.url, prelude=FAULT) as agent:
+        _ = await coordinator.agent()
+        coordinator.dispatch(*shell("echo x; exec sleep 100"))
+        assert await agent.exited() == 4
+        (crash,) = [event for event in agent.events() if event["message"] == "agent.crashed"]
+        assert "a planted fault" in crash["story"]
+        assert agent.work_left() == []
+
+
+async def test_a_runner_user_that_does_not_exist_is_refused(coordinator: AgentHarness) -> None:
+    async with AgentProcess(coordinator.url, KICI_RUNNER_USER="no-such-user") as agent:
+        assert await agent.exited() == 2
+        assert b"there is no user 'no-such-user' here" in agent.log.read_bytes()
+
+
+async def test_a_health_port_that_is_taken_does_not_stop_it(coordinator: AgentHarness) -> None:
+    async with AgentProcess(coordinator.url, **SCALER, KICI_PORT=str(coordinator.port)) as agent:
+        assert (await coordinator.run("true")).state == "success"
+        assert await agent.exited() == 0
+        assert "agent.health" in [event["message"] for event in agent.events()]
+
+
 # --- starting and ending steps
 
 

@@ -393,6 +393,18 @@ def test_a_job_that_is_cancelled_before_its_start_never_runs() -> None:
     assert agent.hear(START) == []
 
 
+def test_a_cancellation_that_overtakes_the_registration_counts() -> None:
+    agent = working()
+    agent.lose()
+    agent.later(60)
+    agent.connect()
+    assert agent.hear(JobCancel(job_id="j", grace_ms=1000)) == [StopStep("j", 1.0)]
+    agent.hear(RegisterAck(agent_id="a", jobs=[JobVerdict(job_id="j", action="resume")]))
+    (report,) = said(agent.half.step_ended(StepEnd(signal=15), agent.now))
+    assert isinstance(report, JobStatusReport)
+    assert report.state == "cancelled"
+
+
 # --- coming back
 
 
