@@ -16,6 +16,7 @@ from kici.decide.launch import CgroupPlan, CgroupSetting, CgroupSupport, LimitsB
 from kici.domain.errors import Retryable
 from kici.ports.cgroups import Cgroup
 
+SYSTEMD: Final = Path("/run/systemd/system")
 FOLDER: Final = "kici"
 """Our groups lie in this one, below the group that we run in."""
 _NEEDED: Final = ("cpu", "memory")
@@ -114,7 +115,7 @@ def own_folders(root: Path, membership: str | None = None) -> dict[str, Path]:
 
 
 def _probe(own: dict[str, Path]) -> CgroupSupport:
-    if (Path("/run/systemd/system").exists()) and not _is_delegated(own.get("")):
+    if SYSTEMD.exists() and not _is_delegated(own.get("")):
         return CgroupSupport(problem="systemd has not delegated a control group to us (Delegate=yes)")
     usable = {key for key, folder in own.items() if _can_make(folder)}
     unified = own.get("")
