@@ -21,6 +21,7 @@ from kici.domain.secret import SecretRef, parse_secret_ref
 from kici.domain.strict import Fault, Faulty
 from kici.web.admin import ADMIN
 from kici.web.jobs import Line
+from kici.web.replays import IDEMPOTENCY_HEADER
 from kici.web.routing import Body, Call, Route
 from kici.web.views import View, moment, moment_or_none
 
@@ -253,6 +254,9 @@ ROUTES: Final = (
         answer=CreatedToken,
         status=HTTPStatus.CREATED,
         audit="token.create",
+        headers=(IDEMPOTENCY_HEADER,),
+        is_replayed=True,
+        refusals=(HTTPStatus.CONFLICT,),
     ),
     Route(
         method=_GET,
@@ -286,6 +290,9 @@ ROUTES: Final = (
         answer=CreatedAgentToken,
         status=HTTPStatus.CREATED,
         audit="agent_token.create",
+        headers=(IDEMPOTENCY_HEADER,),
+        is_replayed=True,
+        refusals=(HTTPStatus.CONFLICT,),
     ),
     Route(
         method=_GET,

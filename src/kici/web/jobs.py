@@ -14,9 +14,8 @@ from kici.domain.errors import NotFound
 from kici.domain.ids import JobId, OrgId, RunId
 from kici.domain.job import TERMINAL, Job, JobStatus
 from kici.domain.say import say
-from kici.domain.strict import Fault
 from kici.ports.store import JobFilter
-from kici.web.problems import ProblemError
+from kici.web.replays import IDEMPOTENCY_HEADER
 from kici.web.routing import Answer, Body, Call, Route
 from kici.web.surface import Surface
 from kici.web.views import (
@@ -34,8 +33,6 @@ from kici.web.views import (
 
 PAGE_MAX: Final = 500
 WAIT_SECONDS_MAX: Final = 60
-IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
-IDEMPOTENCY_CHARS_MAX: Final = 200
 
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
 Line = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\u0000-\u001f\u007f]+$")]
@@ -67,14 +64,6 @@ class CancelBody(Body, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=200, pattern=r"^[^\u0000-\u001f\u007f]*$")] = ""
 
 
-def idempotency_key(call: Call) -> str | None:
-    key = call.request.headers.get(IDEMPOTENCY_HEADER)
-    if key is not None and not (0 < len(key) <= IDEMPOTENCY_CHARS_MAX and key.isprintable()):
-        fault = Fault(IDEMPOTENCY_HEADER, f"expected 1 to {IDEMPOTENCY_CHARS_MAX} printable characters")
-        raise ProblemError(HTTPStatus.BAD_REQUEST, str(fault), faults=(fault,))
-    return key
-
-
 def cancel_reason(call: Call, body: CancelBody) -> str:
     return body.reason or f"cancelled by {call.actor.name}"
 
@@ -96,7 +85,7 @@ def _found(job: Job | None, call: Call) -> Job:
 
 async def submit_job(call: Call) -> Answer:
     request = call.body_as(SubmitRun)
-    submitted = await call.surface.jobs.submit(request, call.actor, idempotency_key(call))
+    submitted = await call.surface.jobs.submit(request, call.actor, call.idempotency_key)
     (view,) = await viewed(call.surface, list(submitted.jobs[:1]))
     status = HTTPStatus.CREATED if submitted.created else HTTPStatus.OK
     return Answer(body=view, status=status, headers=((hdrs.LOCATION, view.links.self),))

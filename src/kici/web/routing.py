@@ -20,12 +20,14 @@ from kici.domain.access import AccessRecord, Actor, Permission
 from kici.domain.strict import Fault, Faulty, read, read_texts
 from kici.web.logins import Logins
 from kici.web.problems import Handler, ProblemError, translate
+from kici.web.replays import IDEMPOTENCY_HEADER, Replays
 from kici.web.surface import Surface
 
 T = TypeVar("T")
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 JSON: Final = "application/json"
+IDEMPOTENCY_CHARS_MAX: Final = 200
 SESSION_COOKIE: Final = "kici_session"
 
 
@@ -59,6 +61,14 @@ class Call:
         """Who asks, on routes that are not public."""
         assert self.caller is not None
         return self.caller
+
+    @property
+    def idempotency_key(self) -> str | None:
+        key = self.request.headers.get(IDEMPOTENCY_HEADER)
+        if key is not None and not (0 < len(key) <= IDEMPOTENCY_CHARS_MAX and key.isprintable()):
+            fault = Fault(IDEMPOTENCY_HEADER, f"expected 1 to {IDEMPOTENCY_CHARS_MAX} printable characters")
+            raise ProblemError(HTTPStatus.BAD_REQUEST, str(fault), faults=(fault,))
+        return key
 
     def part(self, name: str) -> str:
         """A part of the path."""
@@ -112,6 +122,8 @@ class Route:
     """Name of the action in the access log; None: not recorded."""
     headers: tuple[str, ...] = ()
     """Request headers beyond the usual, for the description."""
+    is_replayed: bool = False
+    """A repetition with the same idempotency key gets the first answer from `Replays`."""
     is_page: bool = False
     """For browsers only: not part of the described API."""
     refusals: tuple[HTTPStatus, ...] = ()
@@ -129,6 +141,7 @@ class Plumbing:
     def __init__(self, surface: Surface, logins: Logins) -> None:
         self._surface = surface
         self._logins = logins
+        self._replays = Replays(surface.clock)
 
     def handler(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -156,7 +169,23 @@ class Plumbing:
             query=_query(request, route),
             body=await _body(request, route),
         )
+        if route.is_replayed and call.idempotency_key is not None:
+            return _respond(route, await self._once(route, call))
         return _respond(route, await route.act(call))
+
+    async def _once(self, route: Route, call: Call) -> object:
+        """Act, unless the same caller sent the same request with the same key before."""
+        key = (call.actor.token_id or call.actor.name, route.path, call.idempotency_key or "")
+        before = self._replays.begin(key, call.body)
+        if before is not None:
+            return before
+        try:
+            answer = await route.act(call)
+        except BaseException:
+            self._replays.failed(key)
+            raise
+        self._replays.done(key, answer)
+        return answer
 
     async def _authorised(self, request: web.Request, route: Route) -> Actor | None:
         """None on public routes only."""

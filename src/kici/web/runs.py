@@ -14,7 +14,8 @@ from kici.domain.errors import NotFound
 from kici.domain.ids import Instant, RunId
 from kici.domain.job import Run
 from kici.ports.store import JobFilter
-from kici.web.jobs import IDEMPOTENCY_HEADER, CancelBody, Limit, cancel_reason, idempotency_key, viewed
+from kici.web.jobs import CancelBody, Limit, cancel_reason, viewed
+from kici.web.replays import IDEMPOTENCY_HEADER
 from kici.web.routing import Answer, Call, Route
 from kici.web.views import API, RunPage, RunView, run_view
 
@@ -36,7 +37,7 @@ async def _found_run(call: Call, run_id: RunId) -> Run:
 
 
 async def submit_run(call: Call) -> Answer:
-    submitted = await call.surface.jobs.submit(call.body_as(SubmitRun), call.actor, idempotency_key(call))
+    submitted = await call.surface.jobs.submit(call.body_as(SubmitRun), call.actor, call.idempotency_key)
     run = await _found_run(call, submitted.run_id)
     view = run_view(run, await viewed(call.surface, list(submitted.jobs)))
     status = HTTPStatus.CREATED if submitted.created else HTTPStatus.OK

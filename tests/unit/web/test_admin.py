@@ -120,6 +120,23 @@ async def test_tokens_are_shown_once(client: Client) -> None:
     assert (await client.get("/api/v1/jobs", headers={"Authorization": f"Bearer {made['token']}"})).status == 401
 
 
+async def test_the_same_idempotency_key_makes_one_token(client: Client) -> None:
+    async def create(body: object, *, token: str = "owner") -> tuple[int, dict[str, Any]]:
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": "once"}
+        response = await client.post(f"{ADMIN}/tokens", json=body, headers=headers)
+        return response.status, await response.json()
+
+    body = {"name": "ci", "role": "owner"}
+    status, made = await create(body)
+    assert (status, made) == (201, made) == await create(body)
+    assert len((await get(client, "tokens"))["items"]) == 5
+    assert (await create({**body, "name": "other"}))[0] == 422
+    _, others = await create(body, token=made["token"])
+    assert others["token"] != made["token"]
+    assert (await create({"name": "ci"}, token=others["token"]))[0] == 422
+    assert (await create(body, token=others["token"]))[0] == 201
+
+
 async def test_agent_tokens_take_canonical_labels(client: Client, fake: FakeSurface) -> None:
     body = {"labels": ["Linux", "gpu"], "mandatoryLabels": ["GPU"]}
     response = await client.post(f"{ADMIN}/agent-tokens", json=body, headers=OWNER)
