@@ -3,6 +3,7 @@
 const API = "/api/v1";
 const PASS_MS = 2000;
 const LOG_CHUNKS_MAX = 5000;
+const SHORT_CHARS = 32;
 const OVER = new Set(["success", "failed", "cancelled", "timed_out", "unroutable", "skipped"]);
 const TONES = {
   success: "good", idle: "good", ready: "good", running: "busy", busy: "busy", booting: "busy",
@@ -69,7 +70,10 @@ function jobLink(job) {
 function table(head, rows, empty) {
   if (!rows.length) return element("p", { className: "quiet", textContent: empty });
   const header = element("tr", {}, ...head.map((name) => element("th", { scope: "col", textContent: name })));
-  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell) => element("td", {}, cell ?? ""))));
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell) => {
+    const isShort = typeof cell === "string" && cell.length < SHORT_CHARS;
+    return element("td", { className: isShort ? "nowrap" : "" }, cell ?? "");
+  })));
   const made = element("table", {}, element("thead", {}, header), element("tbody", {}, ...body));
   return element("div", { className: "scroll" }, made);
 }
