@@ -172,6 +172,28 @@ async def test_one_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch:
         assert marked(tmp_path) == {}
 
 
+async def test_a_child_whose_coordinator_is_lost_before_it_is_told_to_go_never_becomes_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a second one, started plainly, would share its id and its token."""
+    async with prepared(tmp_path) as here:
+        channel = await here.zygote.open()
+        forked: list[int] = []
+
+        def lose(message: dict[str, object], descriptors: list[int]) -> None:
+            forked.append(int(str(message["pid"])))
+            for descriptor in descriptors:
+                os.close(descriptor)
+            channel.close()
+
+        monkeypatch.setattr(channel, "_take", lose)
+        with pytest.raises(Retryable, match="it is gone"):
+            _ = await here.start(SECRET=TOKEN)
+        await until(lambda: marked(tmp_path) == {})
+        assert forked
+        assert (tmp_path / "a.log").read_text() == ""
+
+
 async def test_a_program_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     async with prepared(tmp_path, "raise SystemExit('not here')") as here:
         with pytest.raises(Retryable, match="ended while it started"):

@@ -1,9 +1,11 @@
 """A prepared process that forks agents: everything is imported once, each agent is a fork away from running.
 
 `python -m kici.adapters.zygote FD MODULE:FUNCTION PADDING`, started by `adapters.zygote_client` with a scrubbed
-environment.  It listens on the sequenced-packet socket FD.  A request carries two descriptors: where the agent
-writes, and a file with its environment.  Only the child reads that file, after it has entered its control groups:
-a credential never passes through this process, whose memory all later children would inherit.
+environment.  It listens on the sequenced-packet socket FD.  A request carries three descriptors: where the agent
+writes, a file for its environment, and a pipe.  The child prepares itself, enters its control groups, and waits
+for a byte in the pipe; the coordinator, which knows by then who the child is, fills the file before it writes
+that byte.  So a credential never passes through this process, whose memory all later children would inherit; and
+when the coordinator gives up or dies, the pipe closes and the child ends before it was an agent.
 
 It ends when its socket closes; its children live on.  No threads, and nothing of the coordinator, in here.
 """
@@ -25,6 +27,7 @@ from typing import Any, Final
 
 MARK: Final = "AGENT_COMPUTE_MARK"
 TITLE: Final = "kici-agent"
+DESCRIPTORS: Final = ("output", "environment", "go")
 REQUEST_BYTES_MAX: Final = 64 * 1024
 _PR_SET_NAME: Final = 15
 _FAILED: Final = 70
@@ -78,7 +81,9 @@ def serve(control: socket.socket, run: Run) -> None:
             os.read(wake_reader, 4096)
             report_exits(control)
         if control.fileno() in ready:
-            data, descriptors, _, _ = socket.recv_fds(control, REQUEST_BYTES_MAX, 2, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _, _ = socket.recv_fds(
+                control, REQUEST_BYTES_MAX, len(DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+            )
             if not data:
                 return
             answer(control, json.loads(data), descriptors, lambda request: become(own, areas, request, run))
@@ -91,7 +96,7 @@ def answer(
     try:
         pid = os.fork()
         if pid == 0:
-            child({**request, "output": descriptors[0], "environment": descriptors[1]})
+            child({**request, **dict(zip(DESCRIPTORS, descriptors, strict=True))})
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         control.send(json.dumps({"number": request["number"], "error": str(error)}).encode())
@@ -129,15 +134,18 @@ def become(own: list[int], areas: Areas, request: Mapping[str, Any], run: Run) -
             os.dup2(source, target)
         for descriptor in (null, request["output"]):
             os.close(descriptor)
+        areas.show(request["mark"])
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, TITLE.encode(), 0, 0, 0)
         for group in request["groups"]:
             Path(group).write_text(str(os.getpid()))
         os.chdir(request["cwd"])
+        if os.read(request["go"], 1) != b"1":
+            os._exit(0)
+        os.close(request["go"])
         with os.fdopen(request["environment"], "rb") as file:
             environment = json.loads(file.read())
         os.environ.clear()
         os.environ.update(environment)
-        areas.show(environment[MARK])
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, TITLE.encode(), 0, 0, 0)
         code = run(environment)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else _FAILED

@@ -54,10 +54,28 @@ class ForkedProcess(LinuxProcess):
 
 
 class _Request:
+    """A fork that was asked for, and what tells the child to go on."""
+
     def __init__(self) -> None:
         self.answered = asyncio.Event()
         self.process: ForkedProcess | None = None
         self.error: str | None = None
+        self.environment = os.memfd_create("environment", os.MFD_CLOEXEC)
+        self.waits, self.go = os.pipe2(os.O_CLOEXEC)
+
+    def let_go(self, environment: Mapping[str, str]) -> None:
+        """The child may become an agent."""
+        os.write(self.environment, json.dumps(dict(environment)).encode())
+        os.lseek(self.environment, 0, os.SEEK_SET)
+        with suppress(BrokenPipeError):  # it has ended already, which its exit will tell
+            os.write(self.go, b"1")
+
+    def close(self) -> None:
+        """A child that was not let go ends by this."""
+        for descriptor in (self.environment, self.waits, self.go):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.environment = self.waits = self.go = -1
 
 
 class Channel:
@@ -79,18 +97,17 @@ class Channel:
         return self._server.id.pid
 
     async def fork(self, program: Program) -> Process:
-        request = self._send(program)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await request.answered.wait()
-        except TimeoutError as error:
-            self.close()
-            raise Retryable("the zygote does not answer") from error
-        except asyncio.CancelledError:
-            await finish(self._abandon(request), seconds=ANSWER_SECONDS, what="calling off a fork")
-            raise
-        if request.process is None:
-            raise Retryable(f"the zygote could not start an agent: {request.error}")
+            request = _Request()
+        except OSError as error:
+            raise Retryable(f"the zygote cannot be asked: {error}") from error
+        try:
+            await self._ask(request, program)
+            if request.process is None:
+                raise Retryable(f"the zygote could not start an agent: {request.error}")
+            request.let_go({**program.env, MARK: program.mark})
+        finally:
+            request.close()
         return request.process
 
     def close(self) -> None:
@@ -112,31 +129,40 @@ class Channel:
     async def ended(self) -> None:
         await self._server.wait()
 
-    def _send(self, program: Program) -> _Request:
-        self._numbers += 1
-        message = {
-            "number": self._numbers,
-            "cwd": str(program.cwd),
-            "groups": [str(group) for group in program.groups],
-        }
-        environment = os.memfd_create("environment", os.MFD_CLOEXEC)
+    async def _ask(self, request: _Request, program: Program) -> None:
+        """Have it fork, and wait until it is known who the child is.  Called off: until the child is gone."""
+        self._send(request, program)
         try:
-            os.write(environment, json.dumps({**program.env, MARK: program.mark}).encode())
-            os.lseek(environment, 0, os.SEEK_SET)
-            output = os.open(program.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await request.answered.wait()
+        except TimeoutError as error:
+            self.close()
+            raise Retryable("the zygote does not answer") from error
+        except asyncio.CancelledError:
+            await finish(self._abandon(request), seconds=2 * ANSWER_SECONDS, what="calling off a fork")
+            raise
+
+    def _send(self, request: _Request, program: Program) -> None:
+        self._numbers += 1
+        groups = [str(group) for group in program.groups]
+        message = {"number": self._numbers, "mark": program.mark, "cwd": str(program.cwd), "groups": groups}
+        try:
+            output = os.open(program.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                socket.send_fds(self._control, [json.dumps(message).encode()], [output, environment])
+                descriptors = [output, request.environment, request.waits]
+                socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
             finally:
                 os.close(output)
         except OSError as error:
             raise Retryable(f"the zygote cannot be asked: {error}") from error
-        finally:
-            os.close(environment)
-        request = self._requests[self._numbers] = _Request()
-        return request
+        self._requests[self._numbers] = request
 
     async def _abandon(self, request: _Request) -> None:
-        await request.answered.wait()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await request.answered.wait()
+        except TimeoutError:
+            self.close()
         if request.process is not None:
             request.process.send(SIGKILL)
             await request.process.wait()
