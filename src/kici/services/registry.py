@@ -104,14 +104,23 @@ class AgentRegistry:
         return agent
 
     def refresh(self, agent: ConnectedAgent) -> None:
-        """Call after a change of its jobs, slots or draining."""
+        """Call after a change of its jobs, slots or draining.  One that was replaced or removed changes nothing."""
+        if self._agents.get(agent.agent_id) is not agent:
+            return
         kind = self._idle.setdefault(agent.shape, {})
-        if agent.is_free and self._agents.get(agent.agent_id) is agent:
+        if agent.is_free:
             kind[agent.agent_id] = agent
         else:
             kind.pop(agent.agent_id, None)
         if not kind:
             del self._idle[agent.shape]
+
+    def close(self, agent_id: AgentId) -> None:
+        """Give an agent no further job."""
+        agent = self._agents.get(agent_id)
+        if agent is not None:
+            agent.draining = True
+            self.refresh(agent)
 
     def take_idle(self, demand: Demand, job_id: JobId) -> ConnectedAgent | None:
         """Give `job_id` a slot of an idle agent that fits `demand`: the one that has been idle longest."""
