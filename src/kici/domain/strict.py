@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
@@ -53,6 +54,12 @@ def read_partly(raw: object, kind: type[T]) -> tuple[T | None, list[Fault]]:
     None where not even that much can be read.  Lets further rules look at the sound part of a faulty document.
     """
     faults: list[Fault] = []
+    shape: Any = kind
+    if _is_closed(shape):
+        try:
+            return msgspec.convert(raw, kind), faults  # most are sound, and this is twenty times as fast
+        except msgspec.ValidationError:
+            pass  # now the walk, for all that is wrong
     value = _read(raw, kind, "$", faults)
     return (None if value is _BAD else value), faults
 
@@ -70,6 +77,21 @@ def unknown(name: str, known: Iterable[str], *, what: str = "key") -> str:
     guess = nearest(name, names)
     hint = f"did you mean {guess}?" if guess else f"known: {', '.join(names)}" if names else "none is known here"
     return f"unknown {what} {name[:80]!r}; {hint}"
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _is_closed(kind: Any) -> bool:
+    """Whether every struct in it refuses unknown keys by itself."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.forbid_unknown_fields and all(
+            _is_closed(field.type) for field in _fields(kind).values()
+        )
+    return all(_is_closed(part) for part in get_args(kind) if isinstance(part, type) or get_args(part))
 
 
 def _folded(name: str) -> str:
@@ -107,7 +129,7 @@ def _fits(raw: object, kind: Any) -> bool:
 
 
 def _struct(raw: Any, kind: type[msgspec.Struct], path: str, faults: list[Fault]) -> Any:
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     faults.extend(Fault(_join(path, str(key)), unknown(str(key), fields)) for key in raw if key not in fields)
     values: dict[str, Any] = {}
     complete = True
@@ -173,7 +195,7 @@ def _preview(raw: object) -> str:
 
 def read_texts(raw: Mapping[str, str], kind: type[S]) -> S:
     """Named texts (the parameters of a query) as a flat struct: texts become what its fields are.  Raises `Faulty`."""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     faults = [Fault(f"?{key}", unknown(key, fields, what="parameter")) for key in raw if key not in fields]
     values: dict[str, Any] = {}
     for key, field in fields.items():
