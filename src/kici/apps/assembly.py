@@ -33,6 +33,7 @@ from kici.services.agent_sessions import AgentSessions
 from kici.services.demand_index import DemandIndex
 from kici.services.dispatcher import Dispatcher
 from kici.services.drain_state import DrainState
+from kici.services.elector import Elector
 from kici.services.explain import Explain
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.job_lifecycle import JobLifecycle
@@ -44,7 +45,7 @@ from kici.services.pending_scale_sweeper import PendingScaleSweeper
 from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
 from kici.services.registration import Registration
-from kici.services.registry import AgentRegistry
+from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
 from kici.services.retention import Retention
 from kici.services.scaler_manager import ScalerManager
@@ -131,6 +132,8 @@ class Coordinator:
             registry=self.registry,
             demands=self.demands,
             drain=self.drain,
+            supervisor=given.supervisor,
+            clock=given.clock,
             instance_id=self.instance_id,
             ack_ms=partial(self.settings.peek, knobs.DISPATCH_ACK_TIMEOUT_MS),
         )
@@ -205,6 +208,7 @@ class Coordinator:
         self.dispatcher.scale = self.manager
         self.lifecycle.computes = _JobEnds(self)
         self.teardown.capacity_freed = self.pending.capacity_freed
+        self.teardown.closing = self.registry.close
 
     def _keep_warm(self) -> None:
         given, configuration = self.given, self.given.configuration
@@ -219,7 +223,7 @@ class Coordinator:
             clock=given.clock,
             gauges=self.metrics,
         )
-        self.dispatcher.handed_off = self.pools.handed_off
+        self.dispatcher.handed_off = self._handed_off
         self.reload: Reload | None = None
         if configuration is not None:
             self.reload = Reload(
@@ -319,6 +323,9 @@ class Coordinator:
             clock=given.clock,
             spawn_timeout_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
         )
+        self.elector = Elector(
+            store=given.store, clock=given.clock, entropy=given.entropy, instance_id=self.instance_id
+        )
         self.heartbeat = InstanceHeartbeat(
             store=given.store,
             clock=given.clock,
@@ -335,6 +342,7 @@ class Coordinator:
             teardown=self.teardown,
             manager=self.manager,
             heartbeat=self.heartbeat,
+            elector=self.elector,
             drain=self.drain,
             clock=given.clock,
             instance_id=self.instance_id,
@@ -354,6 +362,7 @@ class Coordinator:
         await self.recovery.jobs()
         supervisor = given.supervisor
         supervisor.service("heartbeat", self.heartbeat.run)
+        supervisor.service("election", self.elector.run)
         supervisor.service("settings", SettingsRefresh(settings=self.settings).run)
         supervisor.service("sessions", self.sessions.run)
         supervisor.service("pending-scale", self.pending.run)
@@ -365,7 +374,13 @@ class Coordinator:
         supervisor.service("token-purge", TokenPurge(tokens=self.tokens).run)
         supervisor.service(
             "retention",
-            Retention(store=given.store, clock=given.clock, settings=self.settings, metrics=self.metrics).run,
+            Retention(
+                store=given.store,
+                clock=given.clock,
+                settings=self.settings,
+                metrics=self.metrics,
+                is_leader=lambda: self.elector.is_leader,
+            ).run,
         )
         supervisor.start("grace-after-restart", self._end_of_grace())
         self.is_recovered = True
@@ -399,6 +414,10 @@ class Coordinator:
 
     def _grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
         return self.settings.peek(knobs.AGENT_RECONNECT_GRACE_MS) if scaler_managed else STATIC_GRACE_MS
+
+    def _handed_off(self, agent: ConnectedAgent) -> None:
+        self.manager.handed_off(agent.agent_id)
+        self.pools.handed_off(agent)
 
     def _retired(self, row: Spawn) -> ScalerRuntime | None:
         configuration = self.given.configuration

@@ -92,6 +92,8 @@ class AgentConnection:
         self.cause = LossCause.CONNECTION_CLOSED
         self.is_busy = False
         """A frame is being handled: silence is ours, not the agent's."""
+        self.is_in_doubt = False
+        """Its session row may be written, and the store did not say so."""
         self.is_over = False
         """The funnel has taken it."""
         self.leaving: str | None = None

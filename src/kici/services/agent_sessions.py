@@ -29,6 +29,7 @@ from kici.wire.coordinator_half import CoordinatorHalf
 from kici.wire.messages import AgentExit, AgentRegister, CloseCode
 
 TICK_SECONDS: Final = 1.0
+STORE_RETRY_SECONDS: Final = 1.0
 LAST_WORDS_SECONDS: Final = 1.0
 """How long the socket of an agent that was seen dead may still deliver what the agent had sent."""
 
@@ -125,6 +126,8 @@ class AgentSessions:
 
     async def register(self, connection: AgentConnection, message: AgentRegister) -> None:
         await self._registration.register(connection, message)
+        if connection.is_in_doubt:
+            self._forget(AgentId(message.agent_id), connection.connection_id)
         if connection.is_over and connection.agent is not None:
             await self._lose(connection, "its connection closed while it registered")
 
@@ -145,10 +148,7 @@ class AgentSessions:
         emit(Event.AGENT_LOST, agent_id=agent.agent_id, cause=connection.cause, reason=why, jobs=len(agent.jobs))
         if self._drain.stopping:
             return
-        try:
-            await self._store.release_agent(agent.agent_id, connection.connection_id)
-        except StoreDown as error:  # the next registration of this id, or of this coordinator, replaces the row
-            emit(Event.STORE_DOWN, agent_id=agent.agent_id, error=str(error))
+        self._forget(agent.agent_id, connection.connection_id)
         if agent.jobs:
             await self._absences.begin(
                 agent.agent_id,
@@ -161,6 +161,19 @@ class AgentSessions:
             beats = connection.cause is LossCause.HEARTBEAT_TIMEOUT
             reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE
             self._computes.agent_gone(agent.agent_id, reason)
+
+    def _forget(self, agent_id: AgentId, connection_id: ConnectionId) -> None:
+        """Delete the session row of a connection that is over, however long the store takes."""
+        self._supervisor.start(f"forget.{connection_id}", self._forget_session(agent_id, connection_id))
+
+    async def _forget_session(self, agent_id: AgentId, connection_id: ConnectionId) -> None:
+        while True:
+            try:
+                await self._store.release_agent(agent_id, connection_id)
+                return
+            except StoreDown as error:
+                emit(Event.STORE_DOWN, agent_id=agent_id, error=str(error))
+                await self._clock.sleep(STORE_RETRY_SECONDS)
 
     # ------------------------------------------------------------------ what others see of an agent
 

@@ -1,17 +1,21 @@
 """A job looks for an agent, an agent looks for a job.
 
 The store's claim decides; this service chooses whom to try and tells the agent.  A slot is taken in memory before
-the claim is asked for and given back if it fails, so no agent is tried twice at once.  Nothing starts before the
-agent acknowledged and `running` is committed (see `job_lifecycle`).
+the claim is asked for and given back if it fails, so no agent is tried twice at once.  When the store does not say
+what became of a claim, the slot stays taken until it does: the agent may hold a job that nobody told it of.
+Nothing starts before the agent acknowledged and `running` is committed (see `job_lifecycle`).
 """
 
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from kici.decide.dispatch import ATTEMPTS_MAX
+from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import Demand, Job, JobStatus
+from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
 from kici.ports.store import Claim, JobStore
 from kici.services.demand_index import DemandIndex
 from kici.services.drain_state import DrainState
@@ -19,6 +23,7 @@ from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.messages import JobDispatch
 
 CLASSES_PER_CLAIM: Final = 200
+STORE_RETRY_SECONDS: Final = 1.0
 _CLAIMING: Final = JobId("(claiming)")
 """Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 
@@ -30,11 +35,18 @@ class ScaleRequests(Protocol):
         """Ask a scaler for it soon.  Never raises, never waits."""
         ...
 
+    def gave_back(self, agent_id: AgentId, job_id: JobId) -> None:
+        """A job returned to the queue from this agent; the spawn that it was made by serves the job no longer."""
+        ...
+
 
 class NoScaling:
     """For coordinators that scale nothing."""
 
     def wanted(self, job: Job) -> None:
+        pass
+
+    def gave_back(self, agent_id: AgentId, job_id: JobId) -> None:
         pass
 
 
@@ -46,6 +58,8 @@ class Dispatcher:
         registry: AgentRegistry,
         demands: DemandIndex,
         drain: DrainState,
+        supervisor: Supervisor,
+        clock: Clock,
         instance_id: InstanceId,
         ack_ms: Callable[[], int],
     ) -> None:
@@ -53,6 +67,8 @@ class Dispatcher:
         self._registry = registry
         self._demands = demands
         self._drain = drain
+        self._supervisor = supervisor
+        self._clock = clock
         self._instance_id = instance_id
         self._ack_ms = ack_ms
         self.scale: ScaleRequests = NoScaling()
@@ -74,19 +90,26 @@ class Dispatcher:
     def unseat(self, agent: ConnectedAgent, job_id: JobId) -> None:
         self._registry.take_back(agent, job_id)
 
+    def in_doubt(self, agent: ConnectedAgent, slot: JobId) -> None:
+        """The store did not say what became of a claim for this slot: ask until it does."""
+        self._supervisor.start(f"doubt.{agent.agent_id}", self._resolve(agent, slot))
+
     async def offer(self, job: Job) -> bool:
         """Find an agent for a queued job: an idle one now, else one to be made.  Whether it was dispatched."""
         agent = self.seat(job.demand, job.id)
         if agent is None:
             self.waits(job)
             return False
-        claimed: Job | None = None
         try:
             claimed = await self._store.claim_job(job.id, self.claim_by(agent))
-        finally:
-            if claimed is None:
-                self._registry.take_back(agent, job.id)
+        except StoreDown:
+            self.in_doubt(agent, job.id)
+            return False
+        except BaseException:
+            self._registry.take_back(agent, job.id)
+            raise
         if claimed is None:
+            self._registry.take_back(agent, job.id)
             await self.drain(agent)
             return False
         await self.deliver(agent, claimed)
@@ -110,8 +133,13 @@ class Dispatcher:
             self._registry.give(agent, _CLAIMING)
             try:
                 claimed = await self._store.claim_oldest(class_ids, self.claim_by(agent))
-            finally:
+            except StoreDown:
+                self.in_doubt(agent, _CLAIMING)
+                return False
+            except BaseException:
                 self._registry.take_back(agent, _CLAIMING)
+                raise
+            self._registry.take_back(agent, _CLAIMING)
             if claimed is not None:
                 self._registry.give(agent, claimed.id)
                 await self.deliver(agent, claimed)
@@ -129,6 +157,25 @@ class Dispatcher:
         self.handed_off(agent)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
 
+    async def _resolve(self, agent: ConnectedAgent, slot: JobId) -> None:
+        """Deliver what a claim gave the agent after all, or free the slot.  A lost agent's jobs are its funnel's."""
+        while self._registry.get(agent.agent_id) is agent:
+            try:
+                held = await self._store.held_jobs(agent.agent_id)
+            except StoreDown:
+                await self._clock.sleep(STORE_RETRY_SECONDS)
+                continue
+            if self._registry.get(agent.agent_id) is not agent:
+                return
+            known = agent.jobs.keys() - {slot}
+            self._registry.take_back(agent, slot)
+            for job in held:
+                if job.status is JobStatus.DISPATCHED and job.id not in known:
+                    self._registry.give(agent, job.id)
+                    await self.deliver(agent, job)
+            await self.drain(agent)
+            return
+
     async def requeue(self, job: Job, *, reason: str, count_attempt: bool = True) -> Job | None:
         """Back to the queue, at its old place, and offer it again.  None: it was no longer dispatched."""
         assert job.agent_id is not None, job
@@ -145,6 +192,7 @@ class Dispatcher:
             status=requeued.job.status,
             attempts=requeued.job.attempts,
         )
+        self.scale.gave_back(job.agent_id, job.id)
         if requeued.job.status is JobStatus.QUEUED:
             await self.offer(requeued.job)
         return requeued.job

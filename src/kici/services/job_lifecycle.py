@@ -7,7 +7,7 @@ computes back) happens here, in one place, whichever way the job ended.
 from collections.abc import Iterable
 from typing import Protocol
 
-from kici.domain.errors import KiciError
+from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, JobId, OrgId
 from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
 from kici.domain.secret import SecretRef, parse_secret_ref
@@ -73,6 +73,8 @@ class JobLifecycle:
             return
         try:
             secrets = await self._secret_env(job)
+        except StoreDown:
+            raise
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
             return
@@ -104,6 +106,8 @@ class JobLifecycle:
         """The start message was lost with a connection: the agent waits, `running` is committed already."""
         try:
             secrets = await self._secret_env(job)
+        except StoreDown:
+            raise
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
             return

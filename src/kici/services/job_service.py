@@ -62,7 +62,6 @@ class JobService:
         jobs = self._new_jobs(request)
         agent = self._seat(jobs) if idempotency_key is None else None
         key = None if idempotency_key is None else f"{actor.token_id or actor.name}|{idempotency_key}"
-        submitted: Submitted | None = None
         try:
             submitted = await self._store.submit(
                 NewRun(
@@ -75,9 +74,14 @@ class JobService:
                 claim=None if agent is None else self._dispatcher.claim_by(agent),
                 idempotency_key=key,
             )
-        finally:
-            if agent is not None and submitted is None:
+        except StoreDown:
+            if agent is not None:
+                self._dispatcher.in_doubt(agent, jobs[0].id)  # it may be inserted, as that agent's
+            raise
+        except BaseException:
+            if agent is not None:
                 self._dispatcher.unseat(agent, jobs[0].id)
+            raise
         if submitted.created:
             emit(Event.JOB_SUBMITTED, run_id=submitted.run_id, jobs=len(jobs), by=actor.name)
             self._depth += len(jobs)

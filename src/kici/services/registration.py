@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
-from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, Phase, Requeue, Resume, Start, reconcile
+from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, LossCause, Phase, Requeue, Resume, Start, reconcile
 from kici.decide.fit import AgentShape
 from kici.decide.registration import (
     Accept,
@@ -23,7 +23,7 @@ from kici.decide.registration import (
 from kici.domain.agent import AgentFacts, AgentSession
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
-from kici.domain.job import Job, Outcome
+from kici.domain.job import Job, JobStatus, Outcome
 from kici.domain.logs import Stream
 from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
@@ -45,6 +45,8 @@ from kici.wire.messages import (
     Reuse,
 )
 
+TORN_DOWN = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
+
 
 class Store(AgentRows, JobStore, LogStorage, Protocol):
     """What registration reads and writes."""
@@ -63,6 +65,10 @@ class Computes(Protocol):
 
     def reclaim(self, agent_id: AgentId) -> None: ...
 
+    def jobs_given(self, agent_id: AgentId) -> int:
+        """How many jobs this coordinator gave to the agent."""
+        ...
+
 
 class NoComputes:
     """For coordinators that scale nothing."""
@@ -78,6 +84,9 @@ class NoComputes:
 
     def reclaim(self, agent_id: AgentId) -> None:
         pass
+
+    def jobs_given(self, agent_id: AgentId) -> int:
+        return 0
 
 
 @dataclass(slots=True)
@@ -116,6 +125,8 @@ class Registration:
         self._instance_id = instance_id
         self._requires_token = requires_token
         self._coordinators = coordinators
+        self._in_doubt: set[AgentId] = set()
+        """Agents of which nobody knows whether their registration is written."""
 
     async def register(self, connection: AgentConnection, message: AgentRegister) -> None:
         """Answer one registration, the first of its connection or a repeated one."""
@@ -129,17 +140,26 @@ class Registration:
                 return
             claim = self._claim(agent_id, spawn)
             session = self._session(connection, message, judged, spawn)
-            registered = await self._store.register_agent(session, needs_spawn=spawn is not None, bound=claim)
+            registered = await self._register(connection, session, needs_spawn=spawn is not None, claim=claim)
+            if registered is None:
+                await self._refuse(connection, agent_id, TORN_DOWN)
+                return
+            await self._welcome(connection, message, session, spawn, registered, held)
         except StoreDown as error:
             await self._refuse(
                 connection, agent_id, Refuse(close_code=CloseCode.INTERNAL, reason=f"the store is down: {error}"[:100])
             )
-            return
-        if registered is None:
-            refusal = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
-            await self._refuse(connection, agent_id, refusal)
-            return
-        await self._welcome(connection, message, session, spawn, registered, held)
+
+    async def _register(
+        self, connection: AgentConnection, session: AgentSession, *, needs_spawn: bool, claim: Claim | None
+    ) -> Registered | None:
+        """Write the registration.  When the store does not answer it may be written, and the bound job claimed."""
+        connection.is_in_doubt = True
+        self._in_doubt.add(session.agent_id)
+        registered = await self._store.register_agent(session, needs_spawn=needs_spawn, bound=claim)
+        connection.is_in_doubt = False
+        self._in_doubt.discard(session.agent_id)
+        return registered
 
     async def _welcome(
         self,
@@ -150,9 +170,13 @@ class Registration:
         registered: Registered,
         held: list[Job],
     ) -> None:
-        agent = _connected(connection, message, session, spawn)
+        agent = _connected(connection, message, session, spawn, given=self._computes.jobs_given(session.agent_id))
         older = self._registry.get(agent.agent_id)
         connection.agent = agent
+        agent.jobs = dict.fromkeys([*(() if older is None else older.jobs), *(job.id for job in held)])
+        if registered.job is not None:
+            self._registry.give(agent, registered.job.id)
+        agent.draining = agent.draining or self._is_ending(spawn)
         self._registry.add(agent)
         self._absences.returned(agent.agent_id)
         if older is not None and older.seat.connection_id != connection.connection_id:
@@ -163,15 +187,28 @@ class Registration:
         emit(Event.AGENT_REGISTERED, agent_id=agent.agent_id, scaler=agent.scaler, remote=connection.remote)
         if connection.is_over:
             return  # the caller passes it to the funnel
+        if self._is_ending(spawn):  # its end was decided on while it registered
+            connection.cause = LossCause.DISMISSED
+            await self._refuse(connection, agent.agent_id, TORN_DOWN)
+            return
+        if older is not None:  # it may have been given a job since we looked
+            held = await self._store.held_jobs(agent.agent_id)
+            agent.jobs = dict.fromkeys(job.id for job in held)
         plan = await self._reconcile(agent, message, held)
         await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
         for act in plan.after:
             await act()
         if registered.job is not None:
-            self._registry.give(agent, registered.job.id)
             await self._dispatcher.deliver(agent, registered.job)
         else:
             await self._dispatcher.drain(agent)
+
+    def _is_ending(self, spawn: Spawn | None) -> bool:
+        """Whether the compute of an agent that just registered is being torn down, or is no more."""
+        if spawn is None:
+            return False
+        now = self._computes.record_of(spawn.agent_id)
+        return now is None or now.state is SpawnState.ENDING
 
     def _judge(
         self, connection: AgentConnection, message: AgentRegister, spawn: Spawn | None, held: list[Job]
@@ -192,7 +229,7 @@ class Registration:
 
     async def _held(self, agent_id: AgentId, spawn: Spawn | None) -> list[Job]:
         """Jobs that an agent may have from before.  One that is here for the first time has none."""
-        if spawn is not None and spawn.state is SpawnState.BOOTING:
+        if spawn is not None and spawn.state is SpawnState.BOOTING and agent_id not in self._in_doubt:
             return []
         return await self._store.held_jobs(agent_id)
 
@@ -248,16 +285,16 @@ class Registration:
         for command in commands:
             match command:
                 case Start(job_id=job_id):
-                    agent.jobs[job_id] = jobs[job_id]
-                    plan.verdicts.append(JobVerdict(job_id=job_id, action="start"))
-                    plan.after.append(lambda job_id=job_id: self._lifecycle.acknowledged(agent, job_id))  # type: ignore[misc] # bound now, not later
+                    await self._start(agent, jobs[job_id], plan)
                 case Resume(job_id=job_id, cancels=cancels):
                     await self._resume(agent, job_id, plan, cancels=cancels)
                 case Drop(job_id=job_id):
                     plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
                 case Requeue(job_id=job_id, reason=reason):
+                    agent.jobs.pop(job_id, None)
                     await self._dispatcher.requeue(jobs[job_id], reason=reason)
                 case End(job_id=job_id, status=status, reason=reason):
+                    agent.jobs.pop(job_id, None)
                     await self._lifecycle.end(
                         job_id,
                         Outcome(status=status, reason=reason),
@@ -269,9 +306,31 @@ class Registration:
         self._registry.refresh(agent)
         return plan
 
+    async def _start(self, agent: ConnectedAgent, job: Job, plan: _Plan) -> None:
+        """The agent waits for its start.  `running` may be committed already, and its message lost."""
+        if job.status is JobStatus.DISPATCHED:
+            agent.jobs[job.id] = job
+            plan.verdicts.append(JobVerdict(job_id=job.id, action="start"))
+            plan.after.append(lambda: self._lifecycle.acknowledged(agent, job.id))
+            return
+        resumed = await self._store.resume_job(job.id, agent.agent_id, self._instance_id)
+        if resumed is not None and resumed.status is JobStatus.RUNNING:
+            agent.jobs[job.id] = resumed
+            plan.verdicts.append(JobVerdict(job_id=job.id, action="start"))
+            plan.after.append(lambda: self._lifecycle.start_again(agent, resumed))
+            return
+        agent.jobs.pop(job.id, None)
+        plan.verdicts.append(JobVerdict(job_id=job.id, action="drop"))
+        if resumed is not None:
+            outcome = Outcome(status=JobStatus.CANCELLED, reason="cancelled before it began")
+            await self._lifecycle.end(
+                job.id, outcome, agent_id=agent.agent_id, from_statuses=ENDS_FROM[JobStatus.CANCELLED]
+            )
+
     async def _resume(self, agent: ConnectedAgent, job_id: JobId, plan: _Plan, *, cancels: bool) -> None:
         job = await self._store.resume_job(job_id, agent.agent_id, self._instance_id)
         if job is None:
+            agent.jobs.pop(job_id, None)
             plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
             return
         agent.jobs[job_id] = job
@@ -314,7 +373,7 @@ def _record(spawn: Spawn) -> AgentRecord:
 
 
 def _connected(
-    connection: AgentConnection, message: AgentRegister, session: AgentSession, spawn: Spawn | None
+    connection: AgentConnection, message: AgentRegister, session: AgentSession, spawn: Spawn | None, *, given: int
 ) -> ConnectedAgent:
     shape = AgentShape(
         labels=session.labels,
@@ -333,15 +392,15 @@ def _connected(
         spawn=spawn,
         facts=session.facts,
         slots=1 if spawn is not None else max(1, message.max_concurrency),
-        jobs_left=_jobs_left(spawn),
+        jobs_left=_jobs_left(spawn, given),
     )
 
 
-def _jobs_left(spawn: Spawn | None) -> int | None:
+def _jobs_left(spawn: Spawn | None, given: int) -> int | None:
     """A scaler-made agent runs one job, unless its scaler allows reuse."""
     if spawn is None:
         return None
     if spawn.reuse_idle_seconds is not None:
-        return spawn.reuse_max_jobs
+        return None if spawn.reuse_max_jobs is None else max(0, spawn.reuse_max_jobs - given)
     is_back = spawn.state is SpawnState.REGISTERED and spawn.bound_job_id is not None
     return 0 if is_back else 1

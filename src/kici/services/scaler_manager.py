@@ -177,6 +177,22 @@ class ScalerManager:
         if tracked is not None:
             await self._teardown.condemn(tracked, reason)
 
+    def handed_off(self, agent_id: AgentId) -> None:
+        """An agent was told of a job."""
+        tracked = self._spawns.get(agent_id)
+        if tracked is not None:
+            tracked.jobs_given += 1
+
+    def jobs_given(self, agent_id: AgentId) -> int:
+        tracked = self._spawns.get(agent_id)
+        return 0 if tracked is None else tracked.jobs_given
+
+    def gave_back(self, agent_id: AgentId, job_id: JobId) -> None:
+        """An agent's job returned to the queue.  If it was the one that the agent was made for, it has no purpose."""
+        tracked = self._spawns.get(agent_id)
+        if tracked is not None and tracked.spawn.bound_job_id == job_id:
+            self._teardown.let_go(tracked, ScaleDownReason.SHUTDOWN)
+
     def reclaim(self, agent_id: AgentId) -> None:
         """An agent came that nothing explains: destroy whatever this host holds for it."""
         for runtime in self.fleet.runtimes.values():

@@ -18,6 +18,7 @@ from kici.ports.clock import Clock
 from kici.ports.store import AgentStore, JobStore
 from kici.services.agent_sessions import AgentSessions
 from kici.services.drain_state import DrainState
+from kici.services.elector import Elector
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.registry import AgentRegistry
@@ -45,6 +46,7 @@ class Shutdown:
         teardown: Teardown,
         manager: ScalerManager,
         heartbeat: InstanceHeartbeat,
+        elector: Elector,
         drain: DrainState,
         clock: Clock,
         instance_id: InstanceId,
@@ -57,6 +59,7 @@ class Shutdown:
         self._teardown = teardown
         self._manager = manager
         self._heartbeat = heartbeat
+        self._elector = elector
         self._drain = drain
         self._clock = clock
         self._instance_id = instance_id
@@ -65,6 +68,7 @@ class Shutdown:
         """Started jobs of local computes fail, others go back to the queue; `keep_agents`: everything lives on."""
         self._drain.stopping = True
         if keep_agents:
+            self._teardown.hold()
             await self._each_backend(lambda backend: backend.release_all())
         else:
             await self._return_jobs()
@@ -73,6 +77,7 @@ class Shutdown:
             await self._end_computes()
         try:
             await self._store.delete_sessions_of(self._instance_id)
+            await self._elector.resign()
             await self._heartbeat.leave()
         except StoreDown as error:
             emit(Event.STORE_DOWN, during="shutdown", error=str(error))

@@ -25,6 +25,8 @@ class TrackedSpawn:
     is_unwanted: bool = False
     """Its end was asked for before the row was written: it ends as soon as it is."""
     is_ending: bool = False
+    jobs_given: int = 0
+    """Jobs that its agent was told of by this coordinator."""
     task: asyncio.Task[None] | None = None
     """The spawn under way."""
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from kici.decide.admit import Book
 from kici.domain.errors import KiciError, StoreDown
+from kici.domain.ids import AgentId
 from kici.domain.spawn import SERVING, ScaleDownReason
 from kici.kit.backoff import exponential
 from kici.kit.supervise import Supervisor
@@ -40,10 +41,17 @@ class Teardown:
         self._spawns = spawns
         self._supervisor = supervisor
         self._clock = clock
+        self._is_held = False
         self.capacity_freed: Callable[[], None] = lambda: None
         """Set by the composition root: the re-drive."""
+        self.closing: Callable[[AgentId], None] = lambda agent_id: None
+        """Set by the composition root: told when a compute begins to end, so that its agent gets no job any more."""
         self.all_gone: Callable[[], None] = lambda: None
         """Set by the composition root: told after each compute of which nothing is left."""
+
+    def hold(self) -> None:
+        """End no further compute: backends are about to forget theirs, and the next start goes on from the rows."""
+        self._is_held = True
 
     def begin(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None = None) -> None:
         """Start to take it down in the background.  `error` is put on the bound job as its provisioning error."""
@@ -56,6 +64,12 @@ class Teardown:
             await self._free_job(tracked, reason, None)
             self._supervisor.start(f"teardown.{tracked.agent_id}", self._rest(tracked, reason))
 
+    def let_go(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
+        """Its row is `ending` already: the unit that gave its job back made it so.  Take it down as well."""
+        if self._takes(tracked):
+            self._spawns.ending(tracked, reason)
+            self._supervisor.start(f"teardown.{tracked.agent_id}", self._rest(tracked, reason))
+
     def _takes(self, tracked: TrackedSpawn) -> bool:
         """Once only, and not before its row is there to be ended."""
         if not tracked.is_written:
@@ -63,6 +77,8 @@ class Teardown:
             return False
         takes = not tracked.is_ending
         tracked.is_ending = True
+        if takes:
+            self.closing(tracked.agent_id)
         return takes
 
     async def _all(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
@@ -103,6 +119,8 @@ class Teardown:
         """End the compute; while that cannot be confirmed, try again for as long as it takes."""
         attempt = 0
         while True:
+            if self._is_held:
+                await asyncio.Event().wait()  # until the program ends
             attempt += 1
             try:
                 await tracked.runtime.backend.destroy(tracked.agent_id, reason)

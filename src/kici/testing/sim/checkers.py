@@ -124,7 +124,7 @@ class Checkers:
             return
         held = self._ledger.held_by(agent.agent_id)
         self._check(len(held) <= 1, f"an agent was given {len(held)} jobs at once", *who, *(one.job_id for one in held))
-        if agent.jobs_max is not None:
+        if agent.jobs_max is not None and agent.made_in_run == self._ledger.coordinator_runs:
             self._check(agent.jobs_started < agent.jobs_max, "an agent that had its jobs was given another", *who)
         misfit = self._misfit(agent, job)
         self._check(misfit is None, f"an agent was given a job that it does not fit: {misfit}", *who)
@@ -292,6 +292,7 @@ class Checkers:
             gate=order.gate,
             order=order,
             jobs_max=self._ledger.jobs_max[scaler],
+            made_in_run=self._ledger.coordinator_runs,
         )
 
     def machine_gone(self, agent_id: AgentId, how: str) -> None:

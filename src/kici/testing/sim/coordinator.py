@@ -20,6 +20,7 @@ from kici.ports.store import Store
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.fleet import fleet_of
 from kici.testing.sim.hosts import HostView, SimHost
+from kici.testing.sim.ledger import Ledger
 from kici.testing.sim.life import CURRENT, Life, MortalClock
 from kici.testing.sim.network import Network
 from kici.testing.sim.plan import Plan
@@ -42,6 +43,7 @@ class Machine:
     plan: Plan
     entropy: SeededEntropy
     trace: Trace
+    ledger: Ledger
     store: Store
     weather: Weather
     host: SimHost
@@ -80,6 +82,7 @@ class SimCoordinator:
         loop = asyncio.get_running_loop()
         while True:
             self._runs += 1
+            self._machine.ledger.coordinator_runs += 1
             self._down_seconds = RESTART_SECONDS
             self._task = task = loop.create_task(self._run(), name=f"{self.name} run {self._runs}")
             await asyncio.wait({task})

@@ -54,6 +54,8 @@ class AgentTruth:
     """Of a scaler-made agent."""
     jobs_max: int | None = None
     """How many jobs it may run in its life; None: any number."""
+    made_in_run: int = 0
+    """Which run of the coordinator made it: a later one does not know how many jobs it had."""
     jobs_started: int = 0
     running: JobId | None = None
     """The job whose step it started last."""
@@ -86,6 +88,7 @@ class Ledger:
     """Those that exist."""
     reservations: dict[AgentId, None] = field(default_factory=dict)
     sessions: dict[AgentId, str] = field(default_factory=dict)
+    coordinator_runs: int = 0
     jobs_max: dict[str, int | None] = field(default_factory=dict)
     """How many jobs an agent of each scaler may run; None: any number."""
     demands: dict[str, Demand] = field(default_factory=dict)

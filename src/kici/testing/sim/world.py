@@ -127,6 +127,7 @@ class World:
                 plan=plan,
                 entropy=entropy.fork("coordinator"),
                 trace=self.trace,
+                ledger=self.ledger,
                 store=self.store,
                 weather=self.weather,
                 host=self.host,
