@@ -51,6 +51,8 @@ class Event(StrEnum):
     SPAWN_WITHDRAWN = "spawn.withdrawn"
     STALE_WRITE = "stale.write"
     STORE_DOWN = "store.down"
+    TERM_LOST = "term.lost"
+    TERM_WON = "term.won"
 
 
 def emit(event: Event, *, level: int = logging.INFO, **fields: object) -> None:
