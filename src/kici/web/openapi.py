@@ -130,7 +130,7 @@ def _inline(kind: Any) -> dict[str, Any]:
         members = [member for member in schema["anyOf"] if member != {"type": "null"}]
         schema = dict(members[0]) if len(members) == 1 else {"anyOf": members}
     if "$ref" in schema:
-        schema = dict(definitions[schema["$ref"].rpartition("/")[2]])
+        schema = dict(definitions[str(schema["$ref"]).rpartition("/")[2]])
     return schema
 
 
