@@ -148,14 +148,25 @@ class Dispatcher:
         return False
 
     async def deliver(self, agent: ConnectedAgent, job: Job) -> None:
-        """Tell the agent of a job that was claimed for it, unless it was lost meanwhile: then back with the job."""
+        """Tell the agent of a job that was claimed for it, unless it was lost meanwhile: then back with the job.
+
+        A job that ended while the claim was under way has lost its seat, and nobody is told.
+        """
         if self._registry.get(agent.agent_id) is not agent:
-            await self.requeue(job, reason="its agent was lost before it could be told")
+            await self._return_claim(job)
+            return
+        if job.id not in agent.jobs:
             return
         agent.jobs[job.id] = job
         emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
         self.handed_off(agent)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
+
+    async def _return_claim(self, job: Job) -> None:
+        """Its agent is gone.  If the agent came back and holds the job by a newer claim, that one stands."""
+        now = await self._store.job(job.id)
+        if now is not None and now.dispatched_at == job.dispatched_at:
+            await self.requeue(job, reason=f"agent {job.agent_id} was lost before it could be told")
 
     async def _resolve(self, agent: ConnectedAgent, slot: JobId) -> None:
         """Deliver what a claim gave the agent after all, or free the slot.  A lost agent's jobs are its funnel's."""

@@ -126,13 +126,18 @@ class BenchAgent:
     async def hears(self, kind: type[M], *, within: float = PATIENCE_SECONDS) -> M:
         """The next message of this kind that was not looked at yet."""
         async with asyncio.timeout(within):
-            while True:
-                for message in self._unread:
-                    if isinstance(message, kind):
-                        self._unread.remove(message)
-                        return message
-                self._changed.clear()
-                await self._changed.wait()
+            message = await self._next(kind)
+        assert isinstance(message, kind)
+        return message
+
+    async def _next(self, *kinds: type[Message]) -> Message:
+        while True:
+            for message in self._unread:
+                if isinstance(message, kinds):
+                    self._unread.remove(message)
+                    return message
+            self._changed.clear()
+            await self._changed.wait()
 
     def all(self, kind: type[M]) -> list[M]:
         """Every message of this kind that ever came."""
@@ -153,12 +158,15 @@ class BenchAgent:
         self.says(JobAck(job_id=job_id))
 
     async def starts(self, *, within: float = PATIENCE_SECONDS) -> JobId:
-        """Take the next offer and get it started."""
-        job_id = await self.is_offered(within=within)
-        self.acks(job_id)
-        while JobId((await self.hears(JobStart, within=within)).job_id) != job_id:
-            pass
-        return job_id
+        """Acknowledge what is offered until a job is started."""
+        async with asyncio.timeout(within):
+            while True:
+                message = await self._next(JobDispatch, JobStart)
+                match message:
+                    case JobStart(job_id=job_id):
+                        return JobId(job_id)
+                    case JobDispatch(job_id=job_id):
+                        self.acks(JobId(job_id))
 
     def rejects(self, job_id: JobId, reason: str = "busy") -> None:
         self.says(JobReject(job_id=job_id, reason=reason))
