@@ -22,6 +22,8 @@ from kici.wire.messages import FRAME_BYTES_MAX, CloseCode
 
 log = logging.getLogger(__name__)
 
+Socket = web.WebSocketResponse[bool]
+
 QUEUE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Of frames that a peer does not take; more, and it is cut off."""
 DRAINED_BYTES: Final = 256 * 1024
@@ -36,16 +38,29 @@ _KEEPALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT"
 class SocketLink:
     """Implements `Link` on one WebSocket."""
 
-    __slots__ = ("_closing", "_drained", "_queue", "_queued_bytes", "_remote", "_socket", "_tasks", "_writer")
+    __slots__ = (
+        "_closing",
+        "_drained",
+        "_ender",
+        "_queue",
+        "_queued_bytes",
+        "_remote",
+        "_socket",
+        "_tasks",
+        "_transport",
+        "_writer",
+    )
 
-    def __init__(self, socket: "web.WebSocketResponse[bool]", remote: str, tasks: Supervisor) -> None:
+    def __init__(self, socket: Socket, transport: asyncio.Transport, remote: str, tasks: Supervisor) -> None:
         self._socket = socket
+        self._transport = transport
         self._remote = remote
         self._tasks = tasks
         self._queue: deque[tuple[WSMsgType, bytes]] = deque()
         self._queued_bytes = 0
         self._closing: tuple[int, bytes] | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._ender: asyncio.Task[None] | None = None
         self._drained: asyncio.Event | None = None
 
     @property
@@ -63,7 +78,7 @@ class SocketLink:
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
             self._closing = (code, reason.encode())
-            self._write_soon()
+            self._ender = self._tasks.spawn("close", self._end())
 
     async def drain(self) -> None:
         if self._queued_bytes > DRAINED_BYTES and not self._socket.closed:
@@ -76,10 +91,10 @@ class SocketLink:
         if not self._queue:
             self._put(WSMsgType.PING, b"")
 
-    async def written(self) -> None:
-        """Return when nothing is being written any more."""
-        while self._writer is not None:
-            await asyncio.wait({self._writer})  # noqa: TID251 (waits for the end of a task, whatever it is)
+    async def ended(self) -> None:
+        """Return when a close that was asked for is done with."""
+        if self._ender is not None:
+            await _end_of(self._ender)
 
     def _put(self, kind: WSMsgType, payload: bytes) -> None:
         if self._closing is not None or self._socket.closed:
@@ -87,38 +102,54 @@ class SocketLink:
         self._queue.append((kind, payload))
         self._queued_bytes += len(payload)
         if self._queued_bytes > QUEUE_BYTES_MAX:
-            self._queue.clear()
-            self._queued_bytes = 0
-            self._closing = (CloseCode.GOING_AWAY, b"too many frames were not read")
-        self._write_soon()
-
-    def _write_soon(self) -> None:
-        if self._writer is None:
+            self._closing = (CloseCode.GOING_AWAY, b"")
+            self._give_up()
+        elif self._writer is None:
             self._writer = self._tasks.spawn("write", self._write())
 
     async def _write(self) -> None:
+        """Send what is queued."""
         try:
             while self._queue:
                 kind, payload = self._queue[0]
                 await self._socket.send_frame(payload, kind)
-                if self._queue:  # not thrown away meanwhile
+                if self._queue:  # not given up meanwhile
                     _ = self._queue.popleft()
                     self._queued_bytes -= len(payload)
                 self._wake()
-            if self._closing is not None:
-                code, reason = self._closing
-                _ = await self._socket.close(code=code, message=reason)
         except (ConnectionError, ClientConnectionResetError):
-            self._queue.clear()
-            self._queued_bytes = 0
+            self._give_up()
         finally:
             self._writer = None
-            self._wake()
+
+    async def _end(self) -> None:
+        """Send what is queued, close, and wait for the peer to agree; not for ever."""
+        assert self._closing is not None
+        code, reason = self._closing
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if self._writer is not None:
+                    await _end_of(self._writer)
+                _ = await self._socket.close(code=code, message=reason)
+        except TimeoutError:
+            pass
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._transport.abort()
+        self._wake()
 
     def _wake(self) -> None:
-        if self._drained is not None and (self._queued_bytes <= DRAINED_BYTES or self._socket.closed):
+        if self._drained is not None and self._queued_bytes <= DRAINED_BYTES:
             self._drained.set()
             self._drained = None
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    _ = await asyncio.wait({task})  # noqa: TID251 (neither cancels it nor cares how it ended)
 
 
 class Gateway:
@@ -155,8 +186,10 @@ class Gateway:
             compress=False, max_msg_size=FRAME_BYTES_MAX, timeout=CLOSE_SECONDS, decode_text=False
         )
         _ = await ws.prepare(request)
+        if request.transport is None:
+            return ws
         _watch_peer(request.transport)
-        link = SocketLink(ws, request.remote or "unknown", self._tasks)
+        link = SocketLink(ws, request.transport, request.remote or "unknown", self._tasks)
         session = self._handler.connected(link)
         turn = min(self._links, key=len)
         turn.add(link)
@@ -169,7 +202,7 @@ class Gateway:
                 seconds=CLOSED_SECONDS,
                 what=f"the end of the connection of {link.remote}",
             )
-            await link.written()
+            await link.ended()
         return ws
 
     def close_all(self, code: int, reason: str) -> None:
@@ -179,7 +212,7 @@ class Gateway:
                 link.close(code, reason)
 
 
-async def _read(ws: "web.WebSocketResponse[bool]", link: SocketLink, session: LinkSession) -> None:
+async def _read(ws: Socket, link: SocketLink, session: LinkSession) -> None:
     while True:
         message = await ws.receive()
         if message.type is WSMsgType.BINARY:
@@ -194,9 +227,9 @@ async def _read(ws: "web.WebSocketResponse[bool]", link: SocketLink, session: Li
             return
 
 
-def _watch_peer(transport: asyncio.BaseTransport | None) -> None:
+def _watch_peer(transport: asyncio.BaseTransport) -> None:
     """Let the kernel find out when the peer is gone."""
-    sock = None if transport is None else transport.get_extra_info("socket")
+    sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
