@@ -53,3 +53,14 @@ def test_a_secret_reaches_the_step_masked_in_its_output(kici: CoordinatorProgram
     done = kici.run("run", "--secret", "TOKEN=deploy:token", "--", "sh", "-c", 'echo "${#TOKEN} $TOKEN"')
     assert done.stdout == "19 ***\n"
     assert b"hunter2" not in b"".join(path.read_bytes() for path in kici.data_dir.glob("kici.db*"))
+
+
+@pytest.mark.spec("T7.5")
+def test_force_kills_a_job_that_ignores_being_told_to_stop(kici: CoordinatorProgram) -> None:
+    job = kici.submit("trap '' TERM; while :; do sleep 0.1; done")
+    until(lambda: kici.job(job)["status"] == "running", seconds=20, what="the job runs")
+    assert kici.run("cancel", job).returncode == 0
+    time.sleep(1)
+    assert kici.job(job)["status"] == "cancelling"
+    assert kici.run("cancel", job, "--force").returncode == 0
+    until(lambda: kici.job(job)["status"] == "cancelled", seconds=5, what="the job is killed at once")

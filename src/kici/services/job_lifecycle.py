@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId, JobId, OrgId
+from kici.domain.ids import AgentId, JobId, OrgId, RunId
 from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
 from kici.domain.secret import SecretRef, parse_secret_ref
 from kici.observe.events import Event, emit
@@ -169,6 +169,13 @@ class JobLifecycle:
             agent = self._holder(job)
             if agent is not None:
                 agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=force))
+
+    def force(self, run_id: RunId, job_id: JobId | None, *, reason: str) -> None:
+        """Kill at once what was told to stop before: all jobs of a run, or one."""
+        for agent in self._registry:
+            for job in agent.jobs.values():
+                if job is not None and job.run_id == run_id and job_id in (None, job.id):
+                    agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=True))
 
     async def over(self, finished: Finished) -> None:
         """Everything that follows from the end of a job, whichever way it ended."""

@@ -151,6 +151,8 @@ class JobService:
     async def _cancel(self, run_id: RunId, job_id: JobId | None, *, force: bool, reason: str) -> Cancelled:
         moved = await self._store.cancel(run_id, job_id, reason=reason)
         await self._lifecycle.cancelled(moved, reason=reason, force=force)
+        if force:
+            self._lifecycle.force(run_id, job_id, reason=reason)
         return moved
 
     def _check_contexts(self, request: SubmitRun, actor: Actor) -> None:
