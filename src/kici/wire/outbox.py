@@ -20,7 +20,7 @@ class _Piece:
     __slots__ = ("data", "offset", "stream")
 
     def __init__(self, stream: StreamNumber, offset: int, data: bytearray) -> None:
-        self.stream = stream
+        self.stream: StreamNumber = stream
         self.offset = offset
         self.data = data
 
@@ -81,7 +81,7 @@ class Outbox:
 
     def finish(self) -> None:
         """No more will be added: mark what is missing at the end."""
-        for stream in self._missing:
+        for stream in (STDOUT, STDERR):
             self._mark_missing(stream)
 
     def take(self, job_id: str) -> list[LogChunkMessage]:
