@@ -171,8 +171,7 @@ class AgentConnection:
             case LogChunkMessage():
                 await self._output(agent, message)
             case AgentStatus(draining=draining):
-                agent.draining = draining
-                self._work.registry.refresh(agent)
+                await self._patiently(lambda: self._work.lifecycle.said(agent, draining=draining))
             case AgentLeaving(reason=reason):
                 self.leaving = reason
                 self.cause = LossCause.LEFT

@@ -24,6 +24,8 @@ from kici.wire.messages import JobDispatch
 
 CLASSES_PER_CLAIM: Final = 200
 STORE_RETRY_SECONDS: Final = 1.0
+REST_SECONDS: Final = 10.0
+"""After which an agent is asked again that declined a job as busy, unless it says before that it has room."""
 _CLAIMING: Final = JobId("(claiming)")
 """Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 
@@ -75,6 +77,8 @@ class Dispatcher:
         """Set by the composition root: scaler and dispatcher know each other."""
         self.handed_off: Callable[[ConnectedAgent], None] = lambda agent: None
         """Told of every agent that got a job."""
+        self.gave_up: Callable[[Job], None] = lambda job: None
+        """Told of every job that ended because nobody took it."""
 
     def claim_by(self, agent: ConnectedAgent) -> Claim:
         """What a claim for this agent writes."""
@@ -121,21 +125,25 @@ class Dispatcher:
         if not self._drain.closed:
             self.scale.wanted(job)
 
-    async def drain(self, agent: ConnectedAgent) -> bool:
-        """Give a free agent the oldest waiting job that it fits, if any.  One job at most."""
+    def note(self, job: Job) -> None:
+        """A job is queued: whoever drains next may take it."""
+        self._demands.note(job)
+
+    async def drain(self, agent: ConnectedAgent) -> Job | None:
+        """Give a free agent the oldest waiting job that it fits, if any.  One job at most: the one it was given."""
         while not self._drain.closed and agent.is_free and self._registry.get(agent.agent_id) is agent:
             class_ids = self._demands.fitting(
                 lambda demand: self._registry.accepts(agent, demand), limit=CLASSES_PER_CLAIM
             )
             if not class_ids:
-                return False
+                return None
             since = self._demands.mark()
             self._registry.give(agent, _CLAIMING)
             try:
                 claimed = await self._store.claim_oldest(class_ids, self.claim_by(agent))
             except StoreDown:
                 self.in_doubt(agent, _CLAIMING)
-                return False
+                return None
             except BaseException:
                 self._registry.take_back(agent, _CLAIMING)
                 raise
@@ -143,9 +151,9 @@ class Dispatcher:
             if claimed is not None:
                 self._registry.give(agent, claimed.id)
                 await self.deliver(agent, claimed)
-                return True
+                return claimed
             self._demands.gone(class_ids, since)
-        return False
+        return None
 
     async def deliver(self, agent: ConnectedAgent, job: Job) -> None:
         """Tell the agent of a job that was claimed for it, unless it was lost meanwhile: then back with the job.
@@ -161,6 +169,23 @@ class Dispatcher:
         emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
         self.handed_off(agent)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
+
+    def rest(self, agent: ConnectedAgent) -> None:
+        """Ask an agent for no job until it ends one or says how it is, or a while has passed."""
+        agent.is_resting = True
+        self._registry.refresh(agent)
+        self._supervisor.start(f"rest.{agent.agent_id}", self._wake(agent))
+
+    async def _wake(self, agent: ConnectedAgent) -> None:
+        await self._clock.sleep(REST_SECONDS)
+        if agent.is_resting:
+            self.has_room(agent)
+            await self.drain(agent)
+
+    def has_room(self, agent: ConnectedAgent) -> None:
+        """An agent that rested may be asked again."""
+        agent.is_resting = False
+        self._registry.refresh(agent)
 
     async def _return_claim(self, job: Job) -> None:
         """Its agent is gone.  If the agent came back and holds the job by a newer claim, that one stands."""
@@ -206,4 +231,6 @@ class Dispatcher:
         self.scale.gave_back(job.agent_id, job.id)
         if requeued.job.status is JobStatus.QUEUED:
             await self.offer(requeued.job)
+        else:
+            self.gave_up(requeued.job)
         return requeued.job

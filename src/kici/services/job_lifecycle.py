@@ -5,7 +5,7 @@ computes back) happens here, in one place, whichever way the job ended.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, JobId, OrgId, RunId
@@ -17,6 +17,9 @@ from kici.services.dispatcher import Dispatcher
 from kici.services.job_watch import JobWatch
 from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.messages import JobCancel, JobStart, JobStatusAck, JobStatusReport
+
+DRAINING: Final = "draining"
+"""The reason with which an agent declines a job for good."""
 
 
 class SecretSource(Protocol):
@@ -64,6 +67,7 @@ class JobLifecycle:
         self._log_bytes_max = log_bytes_max
         self.computes: ComputeOwner = NoComputes()
         """Set by the composition root."""
+        dispatcher.gave_up = self._ended
 
     async def acknowledged(self, agent: ConnectedAgent, job_id: JobId) -> None:
         """The agent has the job: commit `running`, then let it start.  Otherwise it must forget the job."""
@@ -81,7 +85,8 @@ class JobLifecycle:
         started = await self._store.start_job(job_id, agent.agent_id)
         if started is None:
             self.drop(agent, job_id, "the job was taken back before you acknowledged it")
-            await self._freed(agent, job_id)
+            self._registry.done(agent, job_id)
+            await self._freed(agent)
             return
         agent.jobs[job_id] = started
         self._watch.changed(job_id)
@@ -129,9 +134,18 @@ class JobLifecycle:
         job = agent.jobs.get(job_id)
         if job is None:
             return
-        agent.draining = True
+        if reason == DRAINING:
+            agent.draining = True
+        else:
+            self._dispatcher.rest(agent)
         self._registry.done(agent, job_id)
         await self._dispatcher.requeue(job, reason=f"agent {agent.agent_id} declined it: {reason}")
+
+    async def said(self, agent: ConnectedAgent, *, draining: bool) -> None:
+        """The agent tells how it is: it takes no more jobs, or may be asked again."""
+        agent.draining = draining
+        self._dispatcher.has_room(agent)
+        await self._dispatcher.drain(agent)
 
     async def reported(self, agent: ConnectedAgent, report: JobStatusReport) -> bool:
         """A final status.  Acknowledged after commit, or when this agent has no such job.  Whether it was the end."""
@@ -142,9 +156,12 @@ class JobLifecycle:
             JobId(report.job_id), outcome, agent_id=agent.agent_id, from_statuses=STARTED
         )
         agent.seat.send(JobStatusAck(job_id=report.job_id))
-        if finished is not None:
-            await self.over(finished)
-        await self._freed(agent, JobId(report.job_id))
+        self._registry.done(agent, JobId(report.job_id))
+        self._dispatcher.has_room(agent)
+        if finished is None:
+            await self._freed(agent)
+        else:
+            await self.over(finished, freed=agent)
         return finished is not None
 
     async def end(
@@ -163,7 +180,8 @@ class JobLifecycle:
             agent = self._holder(job)
             if agent is not None:
                 self.drop(agent, job.id, reason)
-                await self._freed(agent, job.id)
+                self._registry.done(agent, job.id)
+                await self._freed(agent)
         for job in moved.told:
             self._watch.changed(job.id)
             agent = self._holder(job)
@@ -177,15 +195,31 @@ class JobLifecycle:
                 if job is not None and job.run_id == run_id and job_id in (None, job.id):
                     agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=True))
 
-    async def over(self, finished: Finished) -> None:
-        """Everything that follows from the end of a job, whichever way it ended."""
+    async def over(self, finished: Finished, *, freed: ConnectedAgent | None = None) -> None:
+        """Everything that follows from the end of a job, whichever way it ended.
+
+        `freed` has room for another job since: the oldest one, be it released just now or not.
+        """
         self._ended(finished.job)
         for job_id in finished.skipped:
             self._watch.changed(job_id)
-        for job_id in finished.released:
-            released = await self._store.job(job_id)
-            if released is not None and released.status is JobStatus.QUEUED:
-                await self._dispatcher.offer(released)
+        released = [job for job_id in finished.released if (job := await self._released(job_id)) is not None]
+        for job in released:
+            self._watch.changed(job.id)
+            self._dispatcher.note(job)
+        taken = None if freed is None else await self._freed(freed)
+        for job in released:
+            if taken is None or taken.id != job.id:
+                await self._dispatcher.offer(job)
+
+    async def _released(self, job_id: JobId) -> Job | None:
+        """A job that waits no longer for others.  The re-drive finds those that the store does not show now."""
+        try:
+            job = await self._store.job(job_id)
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, job_id=job_id, error=str(error))
+            return None
+        return job if job is not None and job.status is JobStatus.QUEUED else None
 
     def _ended(self, job: Job) -> None:
         assert job.status in TERMINAL, job
@@ -206,17 +240,20 @@ class JobLifecycle:
         return agent if agent is not None and job.id in agent.jobs else None
 
     async def _refuse_start(self, agent: ConnectedAgent, job: Job, why: str) -> None:
-        self.drop(agent, job.id, "it cannot start")
+        """End it first: once the agent has dropped it, it can no longer be started either."""
         await self.end(
             job.id,
             Outcome(status=JobStatus.FAILED, reason=why),
             agent_id=agent.agent_id,
             from_statuses=HELD_BY_AGENT,
         )
-        await self._freed(agent, job.id)
+        self.drop(agent, job.id, "it cannot start")
+        self._registry.done(agent, job.id)
+        await self._freed(agent)
 
-    async def _freed(self, agent: ConnectedAgent, job_id: JobId) -> None:
-        self._registry.done(agent, job_id)
-        if agent.is_free:
-            self.computes.capacity_freed()
-            await self._dispatcher.drain(agent)
+    async def _freed(self, agent: ConnectedAgent) -> Job | None:
+        """An agent may have room: give it the oldest job that fits.  Which one."""
+        if not agent.is_free:
+            return None
+        self.computes.capacity_freed()
+        return await self._dispatcher.drain(agent)

@@ -344,7 +344,11 @@ class Registration:
             )
         )
         if cancels:
-            agent.seat.send(JobCancel(job_id=job_id, reason="cancelled while the connection was lost"))
+            plan.after.append(lambda: self._cancel(agent, job_id))
+
+    async def _cancel(self, agent: ConnectedAgent, job_id: JobId) -> None:
+        """Not before the agent is registered: it listens to nothing until then."""
+        agent.seat.send(JobCancel(job_id=job_id, reason="cancelled while the connection was lost"))
 
     def _ack(self, agent: ConnectedAgent, registered: Registered, verdicts: list[JobVerdict]) -> RegisterAck:
         spawn = agent.spawn

@@ -48,6 +48,8 @@ class ConnectedAgent:
     jobs_left: int | None = None
     """How many more jobs it may take in its life; None: any number."""
     draining: bool = False
+    is_resting: bool = False
+    """It declined a job as busy, though it has a free slot as far as we know: not asked again for the moment."""
     jobs: dict[JobId, Job | None] = field(default_factory=dict)
     """Each with its row, once the claim is known."""
 
@@ -57,12 +59,12 @@ class ConnectedAgent:
 
     @property
     def is_free(self) -> bool:
-        return not self.draining and len(self.jobs) < self.slots and self.jobs_left != 0
+        return not self.draining and not self.is_resting and len(self.jobs) < self.slots and self.jobs_left != 0
 
     @property
     def may_serve(self) -> bool:
         """Whether it will take jobs, now or after the one it has."""
-        return not self.draining and (self.jobs_left != 0 or self.jobs_left is None)
+        return not self.draining and self.jobs_left != 0
 
 
 def shape_without_host(shape: AgentShape) -> AgentShape:
