@@ -88,7 +88,7 @@ class PoolState:
     ready: int
     """Idle agents that could serve a job for the pool, however they came to be."""
     in_flight: int
-    """Warm spawns of the pool that have not registered."""
+    """Warm spawns of the pool whose agents are not connected, now or any more."""
 
 
 def fill(states: Sequence[PoolState], budgets: Mapping[ScalerName, int], *, total: int) -> list[tuple[Pool, int]]:

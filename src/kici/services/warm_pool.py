@@ -153,8 +153,10 @@ class WarmPoolManager:
         ]
 
     def _in_flight(self, pool: Pool) -> int:
+        """Warm spawns that are not connected: booting, or expected back after a restart."""
         return sum(
-            tracked.is_booting
+            not tracked.is_ending
+            and self._registry.get(tracked.agent_id) is None
             and tracked.spawn.bound_job_id is None
             and tracked.spawn.scaler == pool.scaler
             and set_key(tracked.spawn.label_set) == pool.key

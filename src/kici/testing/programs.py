@@ -115,8 +115,8 @@ class CoordinatorProgram:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def jobs(self) -> dict[str, dict[str, Any]]:
-        done = self.run("jobs", "--json")
+    def jobs(self, limit: int = 50) -> dict[str, dict[str, Any]]:
+        done = self.run("jobs", "--limit", str(limit), "--json")
         assert done.returncode == 0, done.stderr
         return {job["id"]: job for job in json.loads(done.stdout)}
 
