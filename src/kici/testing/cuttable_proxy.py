@@ -14,6 +14,7 @@ class CuttableProxy:
         self._open: set[asyncio.StreamWriter] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._stalled: list[asyncio.Event] = []
         self._group = asyncio.TaskGroup()
         self.refuses = False
         """New connections are closed at once."""
@@ -30,7 +31,7 @@ class CuttableProxy:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self.cut()
-        self._flowing.set()
+        self.resume()
         await self._group.__aexit__(None, None, None)
         await self._server.wait_closed()
 
@@ -41,11 +42,16 @@ class CuttableProxy:
             writer.transport.abort()
 
     def stall(self) -> None:
-        """Go half-open: connections stay, nothing passes any more.  New ones are stalled too."""
+        """The connections that there are go half-open: they stay, and nothing passes any more."""
         self._flowing.clear()
+        self._stalled.append(self._flowing)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
 
     def resume(self) -> None:
-        self._flowing.set()
+        """What was stalled flows again."""
+        while self._stalled:
+            self._stalled.pop().set()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._group.create_task(self._serve(reader, writer))
@@ -60,20 +66,23 @@ class CuttableProxy:
             writer.transport.abort()
             return
         ends = {writer, far_writer}
+        flowing = self._flowing
         self._open |= ends
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, far_writer, counts=True))
-                group.create_task(self._pump(far_reader, writer, counts=False))
+                group.create_task(self._pump(reader, far_writer, flowing, counts=True))
+                group.create_task(self._pump(far_reader, writer, flowing, counts=False))
         finally:
             for end in ends:
                 end.transport.abort()
             self._open -= ends
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, counts: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flowing: asyncio.Event, *, counts: bool
+    ) -> None:
         try:
             while data := await source.read(BLOCK_BYTES):
-                await self._flowing.wait()
+                await flowing.wait()
                 if counts and self.cut_after_bytes is not None:
                     sink.write(data[: self.cut_after_bytes])
                     self.cut_after_bytes -= len(data)

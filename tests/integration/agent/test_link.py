@@ -141,3 +141,29 @@ async def test_a_cut_between_acknowledgement_and_start_starts_the_job_once(coord
         coordinator.gateway.close_all(CloseCode.INTERNAL, "store down")
         await coordinator.until(lambda: job.final)
         assert job.stdout == b"once\n"
+
+
+IMPATIENT = """
+import kici.agent.connection as connection, kici.wire.agent_half as half
+connection.PING_SECONDS = 0.1
+half.SILENCE_SECONDS = 0.6
+"""
+
+
+@pytest.mark.spec("T2.12")
+async def test_a_half_open_link_is_left_for_a_fresh_socket_and_the_job_goes_on(coordinator: AgentHarness) -> None:
+    async with CuttableProxy(coordinator.port) as proxy:
+        url = f"ws://127.0.0.1:{proxy.port}/ws"
+        async with AgentProcess(url, prelude=IMPATIENT, **SCALER):
+            _ = await coordinator.agent()
+            job = coordinator.dispatch("sh", "-c", "echo a; while [ ! -e ../go ]; do sleep 0.02; done; echo b")
+            await coordinator.until(lambda: job.stdout)
+            with pytest.raises(TimeoutError):
+                await coordinator.until(lambda: len(coordinator.sessions) > 1, 1.0)  # pings are answered: it stays
+            proxy.stall()
+            await coordinator.until(lambda: len(coordinator.agents) == 2)
+            coordinator.cancel(grace_ms=1000)
+            await coordinator.until(lambda: job.final)
+            assert job.state == "cancelled"
+            assert job.stdout == b"a\n"
+            assert not coordinator.sessions[0].is_closed, "nobody told the coordinator of the old one"
