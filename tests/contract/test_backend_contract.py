@@ -1,6 +1,7 @@
 """The contract of backends notices backends that break it."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.contract.backend_benches import FakeBench
@@ -10,7 +11,7 @@ from kici.domain.ids import AgentId
 from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import Compute, OnEvent, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.testing.contracts.backend import CASES, Case
-from kici.testing.fake_backend import FakeBackend, _Tracked
+from kici.testing.fake_backend import FakeBackend
 from kici.testing.virtual_time import run_virtual
 
 
@@ -51,12 +52,12 @@ class Softens(FakeBackend):
 
 
 class KeepsWhatFailed(FakeBackend):
-    async def _undo(self, agent: _Tracked) -> None:
+    async def _undo(self, agent: Any) -> None:
         self.machines.remove(agent.order.agent_id)
 
 
 class KeepsMachines(FakeBackend):
-    async def _undo(self, agent: _Tracked) -> None:
+    async def _undo(self, agent: Any) -> None:
         self._agents.pop(agent.order.agent_id, None)
 
 

@@ -64,9 +64,11 @@ class LinuxCgroups:
     def support(self) -> CgroupSupport:
         return self._support
 
+    def folders(self, name: str, plan: CgroupPlan) -> tuple[Path, ...]:
+        return tuple(self._folders(name, plan).values())
+
     def create(self, name: str, plan: CgroupPlan) -> Cgroup:
-        controllers = {"", "freezer"} | {setting.controller for setting in plan.settings}
-        folders = {key: self._own[key] / FOLDER / name for key in sorted(controllers) if key in self._own}
+        folders = self._folders(name, plan)
         group = LinuxCgroup(tuple(folders.values()))
         try:
             for key, folder in folders.items():
@@ -84,6 +86,10 @@ class LinuxCgroups:
     def find(self, folders: tuple[Path, ...]) -> Cgroup:
         return LinuxCgroup(folders)
 
+    def _folders(self, name: str, plan: CgroupPlan) -> dict[str, Path]:
+        controllers = {"", "freezer"} | {setting.controller for setting in plan.settings}
+        return {key: self._own[key] / FOLDER / name for key in sorted(controllers) if key in self._own}
+
 
 class NoCgroups:
     """A host without control groups."""
@@ -91,6 +97,9 @@ class NoCgroups:
     @property
     def support(self) -> CgroupSupport:
         return CgroupSupport(problem="this system has no control groups")
+
+    def folders(self, name: str, plan: CgroupPlan) -> tuple[Path, ...]:
+        return ()
 
     def create(self, name: str, plan: CgroupPlan) -> Cgroup:
         raise Retryable(f"cannot make control group {name}: this system has none")

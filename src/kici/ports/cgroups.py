@@ -34,6 +34,10 @@ class Cgroups(Protocol):
         """What this host lets us do; found out once."""
         ...
 
+    def folders(self, name: str, plan: CgroupPlan) -> tuple[Path, ...]:
+        """Where `create` will make it: what to remember before it is made."""
+        ...
+
     def create(self, name: str, plan: CgroupPlan) -> Cgroup:
         """Make a group with these limits.  Raises `Retryable` when the host does not let us; then nothing is left."""
         ...

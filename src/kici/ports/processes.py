@@ -13,7 +13,8 @@ from typing import Final, Protocol
 MARK: Final = "AGENT_COMPUTE_MARK"
 """Environment name whose value says which compute a process belongs to.  Children inherit it.
 
-An assignment to it as a word of the command line counts as well, for programs that close their environment.  Not a `KICI_` name on purpose: agents refuse those that they do not know.
+An assignment to it as a word of the command line counts as well, for programs that close their environment.
+Not a `KICI_` name on purpose: agents refuse those that they do not know.
 """
 
 

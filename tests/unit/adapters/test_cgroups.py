@@ -47,7 +47,11 @@ def test_hybrid_limits_by_the_old_and_tracks_by_the_unified(tmp_path: Path) -> N
     assert (groups.support.tracking, groups.support.limits) == (True, LimitsBy.V1)
     plan = CgroupPlan(settings=(CgroupSetting("memory", "memory.limit_in_bytes", "1"),))
     group = groups.create("x", plan)
-    assert group.folders == tuple(tmp_path / name / "kici" / "x" for name in ("unified", "freezer", "memory/ours"))
+    assert (
+        groups.folders("x", plan)
+        == group.folders
+        == tuple(tmp_path / name / "kici" / "x" for name in ("unified", "freezer", "memory/ours"))
+    )
     assert (tmp_path / "memory/ours/kici/x/memory.limit_in_bytes").read_text() == "1"
     assert group.entries[0] == tmp_path / "unified/kici/x/cgroup.procs"
 

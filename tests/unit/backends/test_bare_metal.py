@@ -371,6 +371,9 @@ class Groups:
         self.works = works
         self.groups: dict[str, Group] = {}
 
+    def folders(self, name: str, plan: CgroupPlan) -> tuple[Path, ...]:
+        return (Path("/cg/cpu") / name,)
+
     def create(self, name: str, plan: CgroupPlan) -> Cgroup:
         if not self.works:
             raise Retryable("read-only file system")
@@ -419,6 +422,29 @@ async def test_its_group_is_entered_recorded_emptied_and_removed() -> None:
         await world.backend.destroy(ID, ScaleDownReason.IDLE)
         assert group.is_removed
         assert group.kills == 3, "until it is empty"
+
+
+@virtual
+async def test_a_group_is_recorded_before_it_is_made() -> None:
+    world, groups = with_groups(works=True)
+
+    def crash(name: str, plan: CgroupPlan) -> Cgroup:
+        assert b"/cg/cpu/" in world.files.contents[RECORD]
+        raise Retryable("looked")
+
+    async with world:
+        groups.create = crash  # type: ignore[method-assign]  # looks at the record at that moment
+        await world.spawn()
+        assert b"/cg/cpu/" not in world.files.contents[RECORD], "and forgotten when there is none"
+
+
+@virtual
+async def test_half_written_records_go_at_the_next_start() -> None:
+    async with World() as world:
+        half = RECORD.with_name(f".{RECORD.name}.new")
+        world.files.write(half, b"{")
+        _ = await world.backend.recover(frozenset())
+        assert half not in world.files.contents
 
 
 @virtual

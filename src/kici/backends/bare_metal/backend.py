@@ -129,6 +129,7 @@ class BareMetalBackend:
 
     async def recover(self, known: frozenset[AgentId]) -> tuple[Compute, ...]:
         found: list[Compute] = []
+        self._files.remove_unfinished()
         marked = await self._marked()
         for record in list(self._files.records(self._settings.scaler)):
             if record.agent_id in known and record.agent_id not in self._agents:
@@ -228,9 +229,9 @@ class BareMetalBackend:
         return launch
 
     async def _launch(self, agent: Tracked, order: SpawnOrder, launch: Launch) -> None:
+        self._ender.intend(agent, launch)
         self._files.prepare(agent.id)
         self._ender.make_group(agent, launch)
-        self._files.write(agent.record)
         program = Program(
             argv=launch.argv,
             env=launch.env,

@@ -91,17 +91,21 @@ class Ender:
         self._files = files
         self._host = host
 
+    def intend(self, agent: Tracked, launch: Launch) -> None:
+        """Write down what is about to be made, before any of it is."""
+        folders = () if launch.group is None else self._tools.cgroups.folders(agent.id, launch.group)
+        agent.record = replace(agent.record, unit=launch.unit, groups=tuple(str(path) for path in folders))
+        self._files.write(agent.record)
+
     def make_group(self, agent: Tracked, launch: Launch) -> None:
         """Make the control group that a launch wants.  One that sets no limits may be missing."""
-        agent.record = replace(agent.record, unit=launch.unit)
         if launch.group is not None:
             try:
                 agent.group = self._tools.cgroups.create(agent.id, launch.group)
             except Retryable:
                 if launch.group.settings:
                     raise
-                return
-            agent.record = replace(agent.record, groups=tuple(str(path) for path in agent.group.folders))
+                agent.record = replace(agent.record, groups=())
 
     def find_group(self, record: AgentRecord) -> Cgroup | None:
         return self._tools.cgroups.find(tuple(Path(name) for name in record.groups)) if record.groups else None

@@ -63,10 +63,16 @@ class AgentFiles:
         return self._work / agent_id
 
     def prepare(self, agent_id: AgentId) -> None:
-        self._files.make_folder(self._agents)
         self._files.make_folder(self.work(agent_id))
 
+    def remove_unfinished(self) -> None:
+        """What a crash in the midst of a write left.  Nobody else writes here: a data directory has one process."""
+        for name in self._files.names(self._agents):
+            if name.startswith("."):
+                self._files.remove(self._agents / name)
+
     def write(self, record: AgentRecord) -> None:
+        self._files.make_folder(self._agents)
         self._files.write(self._path(record.agent_id), msgspec.json.encode(record))
 
     def read(self, agent_id: AgentId) -> AgentRecord | None:

@@ -5,7 +5,7 @@ that no backend does by itself.  A test parametrises `CASES` over factories of b
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -353,7 +353,7 @@ async def _error_of(call: Coroutine[Any, Any, object]) -> KiciError | None:
     return None
 
 
-async def _together(tries: list[Coroutine[Any, Any, KiciError | None]]) -> list[KiciError | None]:
+async def _together(tries: Sequence[Coroutine[Any, Any, KiciError | None]]) -> list[KiciError | None]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one) for one in tries]
     return [task.result() for task in tasks]
