@@ -162,11 +162,10 @@ class BenchAgent:
         async with asyncio.timeout(within):
             while True:
                 message = await self._next(JobDispatch, JobStart)
-                match message:
-                    case JobStart(job_id=job_id):
-                        return JobId(job_id)
-                    case JobDispatch(job_id=job_id):
-                        self.acks(JobId(job_id))
+                if isinstance(message, JobStart):
+                    return JobId(message.job_id)
+                assert isinstance(message, JobDispatch)
+                self.acks(JobId(message.job_id))
 
     def rejects(self, job_id: JobId, reason: str = "busy") -> None:
         self.says(JobReject(job_id=job_id, reason=reason))
