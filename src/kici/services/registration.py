@@ -170,7 +170,8 @@ class Registration:
         registered: Registered,
         held: list[Job],
     ) -> None:
-        agent = _connected(connection, message, session, spawn, given=self._computes.jobs_given(session.agent_id))
+        given = max(self._computes.jobs_given(session.agent_id), len(held))
+        agent = _connected(connection, message, session, spawn, given=given)
         older = self._registry.get(agent.agent_id)
         connection.agent = agent
         agent.jobs = dict.fromkeys([*(() if older is None else older.jobs), *(job.id for job in held)])
@@ -407,4 +408,4 @@ def _jobs_left(spawn: Spawn | None, given: int) -> int | None:
     if spawn.reuse_idle_seconds is not None:
         return None if spawn.reuse_max_jobs is None else max(0, spawn.reuse_max_jobs - given)
     is_back = spawn.state is SpawnState.REGISTERED and spawn.bound_job_id is not None
-    return 0 if is_back else 1
+    return 0 if is_back or given else 1
