@@ -7,6 +7,7 @@ will: crash, freeze and be told to end.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Final, assert_never
 
 from kici.testing.seeded_entropy import SeededEntropy
@@ -58,8 +59,10 @@ class SimAgent:
         self._timer: asyncio.TimerHandle | None = None
         self._frozen: list[Callable[[], None]] | None = None
         self.is_alive = True
-        self.present_at = 0.0
+        self.present_at = -inf
         """When it was last seen connected and well, by the stopwatch of the world."""
+        self.present_since: float | None = None
+        """When it was first seen so, if it has been ever since."""
         truth.process = self
 
     @property

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import SimAgent
+from kici.testing.sim.fleet import edited, scalers
 from kici.testing.sim.trace import WORLD
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Chaos:
             "drain": self._drain,
             "drain-agent": self._drain_agent,
             "revoke": self._revoke,
+            "reload": self._reload,
             "cancel-job": lambda: world.workload.cancel_some("job"),
             "cancel-run": lambda: world.workload.cancel_some("run"),
         }
@@ -70,6 +71,7 @@ class Chaos:
 
     async def _black_hole(self) -> None:
         """Nothing can be connected for a while."""
+        self._world.trace.tell("nothing can connect", WORLD)
         self._world.trace.count("black hole")
         self._world.network.is_black_hole = True
         try:
@@ -159,4 +161,11 @@ class Chaos:
         agent.truth.doomed = "its token was revoked"
         self._world.trace.tell("its token is revoked", agent.id)
         self._world.trace.count("token revoked")
-        await self._world.patiently(partial(program.tokens.revoke_agent_token, registered.token_id))
+        token_id = registered.token_id
+        await self._world.patiently(lambda it: it.tokens.revoke_agent_token(token_id))
+
+    async def _reload(self) -> None:
+        """An operator edits the scalers files, or takes the edit back."""
+        world = self._world
+        config = scalers(world.plan) if self._entropy.chance(0.4) else edited(world.files.config, self._entropy)
+        await world.reload(config)

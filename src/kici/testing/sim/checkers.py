@@ -31,7 +31,8 @@ from kici.testing.sim.watched import (
     SessionChange,
     SpawnChange,
 )
-from kici.wire.messages import JobAck, JobStart, JobStatusReport, Message
+from kici.wire.codec import decode_from_coordinator
+from kici.wire.messages import JobAck, JobStart, JobStatusAck, JobStatusReport, Message
 
 _S = JobStatus
 _BY_AGENT: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT})
@@ -170,7 +171,7 @@ class Checkers:
         self._check(is_verdict and job.status in ends, f"its end is not what its agent reported: {said}", *who)
         self._trace.count("end by verdict")
         agent = self._ledger.agents[job.agent_id]
-        if agent.process is not None:
+        if agent.process is not None and job.started_by is not None:
             why = self.may_lose(agent)
             self._check(why is not None, "a job was ended while its agent was well", *who)
 
@@ -274,8 +275,14 @@ class Checkers:
 
     def agent_hears(self, agent: AgentTruth, frame: bytes) -> None:
         """A frame of the coordinator arrives."""
-        if b'"job.status.ack"' in frame:
-            self._trace.tell("hears that its report was taken", agent.agent_id)
+        if b'"job.status.ack"' not in frame:
+            return
+        message = decode_from_coordinator(frame)
+        assert isinstance(message, JobStatusAck), message
+        job = self._ledger.jobs[JobId(message.job_id)]
+        self._trace.tell("hears that its report was taken", agent.agent_id, job.job_id)
+        is_settled = job.status in TERMINAL or job.agent_id != agent.agent_id
+        self._check(is_settled, f"a report was taken, and the job is {job.status}", agent.agent_id, job.job_id)
 
     # ------------------------------------------------------------------ machines
 
@@ -286,6 +293,7 @@ class Checkers:
         self._check(agent_id in self._ledger.spawns, "a machine was made without a row", agent_id)
         self._check(agent_id in self._ledger.reservations, "a machine was made without a reservation", agent_id)
         self._ledger.machines[agent_id] = MachineTruth(order, scaler)
+        self._check_caps(agent_id, scaler)
         self._ledger.agents[agent_id] = AgentTruth(
             agent_id=agent_id,
             labels=frozenset((*order.labels, *SELF_LABELS)),
@@ -294,6 +302,30 @@ class Checkers:
             jobs_max=self._ledger.jobs_max[scaler],
             made_in_run=self._ledger.coordinator_runs,
         )
+
+    def _check_caps(self, agent_id: AgentId, scaler: str) -> None:
+        """What runs may not exceed any cap; one whose end was tried in vain holds no resources any more."""
+        for name in (scaler, ""):
+            caps = self._ledger.caps[name]
+            machines = [one for one in self._ledger.machines.values() if name in ("", one.scaler)]
+            asked = [one.order.requests for one in machines if not one.resists]
+            for what, used, limit in (
+                ("machines", len(machines), caps.agents),
+                ("cpus", sum(amount.cpus for amount in asked), caps.cpus),
+                ("bytes of memory", sum(amount.memory_bytes for amount in asked), caps.memory_bytes),
+            ):
+                where = f"scaler {name}" if name else "the host"
+                self._check(used <= limit, f"{used} {what} run on {where}, its cap is {limit}", agent_id)
+
+    def machine_ended(self, agent_id: AgentId) -> None:
+        """A backend ended it, on demand of the program or because its own spawn failed."""
+        agent = self._ledger.agents[agent_id]
+        for job in self._ledger.held_by(agent_id):
+            is_at_work = agent.process is not None and agent.process.has_step and agent.running == job.job_id
+            if job.status in {_S.RUNNING, _S.RECOVERING} and is_at_work:
+                why = self.may_lose(agent)
+                self._check(why is not None, "a machine was ended while its job ran", agent_id, job.job_id)
+        self.machine_gone(agent_id, "ended by its backend")
 
     def machine_gone(self, agent_id: AgentId, how: str) -> None:
         self._trace.tell(f"its machine is gone: {how}", agent_id)

@@ -6,19 +6,21 @@ memory and its connections; the store and what runs on its host stay.
 
 import asyncio
 import contextvars
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Coordinator, Given
-from kici.domain.errors import StoreDown
+from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.config.model import ScalersConfig
+from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.instance import Instance
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.store import Store
 from kici.testing.seeded_entropy import SeededEntropy
-from kici.testing.sim.fleet import fleet_of
+from kici.testing.sim.fleet import HOST, SimFleetBuilder
 from kici.testing.sim.hosts import HostView, SimHost
 from kici.testing.sim.ledger import Ledger
 from kici.testing.sim.life import CURRENT, Life, MortalClock
@@ -30,6 +32,7 @@ from kici.testing.sim_clock import SimClock
 from kici.testing.sim_link import ABNORMAL, LinkClosed, SimEnd
 from kici.wire.messages import CloseCode
 
+T = TypeVar("T")
 KEY: Final = bytes(32)
 CLOSED_SECONDS: Final = 60.0
 RESTART_SECONDS: Final = 2.0
@@ -49,6 +52,14 @@ class Machine:
     host: SimHost
     network: Network
     clock: SimClock
+    files: "Files"
+
+
+@dataclass(slots=True)
+class Files:
+    """What an operator may edit."""
+
+    config: ScalersConfig
 
 
 class SimCoordinator:
@@ -110,10 +121,25 @@ class SimCoordinator:
             self._down_seconds, self._keeps_agents = down_seconds, keep_agents
             self._stopping.set()
 
+    async def ask(self, work: Callable[[Coordinator], Coroutine[Any, Any, T]]) -> T:
+        """What a client asks over HTTP: it goes on in the program although the client waits no longer.
+
+        Raises `ConnectionError` when the program is not there or dies over it.
+        """
+        if not self.is_up or self.program is None:
+            raise ConnectionError(f"{self.name} cannot be reached")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._context.copy().run(self.supervisor.start, "request", _answer(work(self.program), answer))
+        return await answer
+
     def accept(self, end: SimEnd) -> None:
         """An agent connects."""
         assert self.program is not None
         self._context.copy().run(self.supervisor.start, f"link.{end.remote}", self._serve(end))
+
+    async def _read(self) -> ScalersConfig:
+        """The scalers files as they are now."""
+        return self._machine.files.config
 
     async def _run(self) -> None:
         """One run of the program."""
@@ -152,6 +178,15 @@ class SimCoordinator:
         def ended(agent_id: AgentId, how: str) -> None:
             program.sessions.compute_ended(agent_id, how)
 
+        builder = SimFleetBuilder(
+            machine.plan,
+            view=HostView(machine.host, life, kills=self._kills),
+            clock=clock,
+            url=self.url,
+            entropy=entropy.fork("spawns"),
+            on_exit=ended,
+        )
+        config = machine.files.config
         program = Coordinator(
             Given(
                 store=behind(machine.store, machine.weather, life, machine.trace, kills=self._kills),
@@ -167,14 +202,8 @@ class SimCoordinator:
                     started_at=now,
                     last_beat_at=now,
                 ),
-                fleet=fleet_of(
-                    machine.plan,
-                    view=HostView(machine.host, life, kills=self._kills),
-                    clock=clock,
-                    url=self.url,
-                    entropy=entropy.fork("spawns"),
-                    on_exit=ended,
-                ),
+                fleet=builder.fleet(config),
+                configuration=Configuration(config=config, read=self._read, builder=builder, host=HOST),
                 configured=machine.plan.settings,
                 addresses=(self.url,),
             )
@@ -209,3 +238,17 @@ class SimCoordinator:
         finally:
             if self._life.is_alive:
                 await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")
+
+
+async def _answer(work: Coroutine[Any, Any, T], answer: asyncio.Future[T]) -> None:
+    try:
+        result = await work
+    except BaseException as error:
+        if not answer.done():
+            is_dead = isinstance(error, asyncio.CancelledError)
+            answer.set_exception(ConnectionError("the program died over it") if is_dead else error)
+        if not isinstance(error, KiciError):
+            raise
+    else:
+        if not answer.done():
+            answer.set_result(result)

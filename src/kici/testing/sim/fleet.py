@@ -1,16 +1,18 @@
 """The scalers of a simulated coordinator: what they offer and may use, and the backends that make their agents."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from kici.config.model import BackendType, Cap, LabelSet, Reuse, ScalerEntry, ScalersConfig
+from kici.config.model import BackendType, Cap, LabelSet, Reuse, ScalerEntry, ScalersConfig, WarmPool
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
-from kici.domain.errors import Retryable
+from kici.domain.errors import Misconfigured, Retryable
 from kici.domain.ids import ScalerName
+from kici.domain.labels import set_key
 from kici.domain.platform import Host
 from kici.domain.resources import Ask, ResourceRequest
+from kici.domain.spawn import Spawn
 from kici.ports.backend import OnExit
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
@@ -21,7 +23,7 @@ from kici.testing.sim.plan import Plan
 
 HOST: Final = Host("linux", "x86_64")
 GIB: Final = 1024**3
-SPAWNS_AT_ONCE: Final = 4
+REUSED_JOBS: Final = 3
 
 
 def scalers(plan: Plan) -> ScalersConfig:
@@ -29,18 +31,15 @@ def scalers(plan: Plan) -> ScalersConfig:
     share = max(1, plan.agents_max // 3)
     return ScalersConfig(
         global_max_agents=plan.agents_max,
-        global_resource_cap=Cap(max_memory_bytes=48 * GIB),
+        global_resource_cap=Cap(max_memory_bytes=max(4, plan.agents_max // 2) * GIB),
         scalers=(
             ScalerEntry(
                 name=ScalerName("plain"),
                 type=BackendType.BARE_METAL,
                 max_agents=2 * share,
-                max_concurrent_spawns=SPAWNS_AT_ONCE,
+                max_concurrent_spawns=4,
                 label_sets=(
-                    LabelSet(
-                        labels=("linux", "x64"),
-                        resources=ResourceRequest(requests=Ask(cpus=1, memory="1g")),
-                    ),
+                    LabelSet(labels=("linux", "x64"), resources=ResourceRequest(requests=Ask(cpus=1, memory="1g"))),
                     LabelSet(labels=("linux", "x64", "large"), resources=ResourceRequest(requests=Ask(cpus=4))),
                 ),
                 resource_cap=Cap(max_cpu=1.5 * share + 4),
@@ -57,7 +56,7 @@ def scalers(plan: Plan) -> ScalersConfig:
                 type=BackendType.BARE_METAL,
                 max_agents=share,
                 label_sets=(LabelSet(labels=("linux", "again")),),
-                reuse=Reuse(idle_seconds=8.0, max_jobs=3),
+                reuse=Reuse(idle_seconds=8.0, max_jobs=REUSED_JOBS),
             ),
             ScalerEntry(
                 name=ScalerName("single"),
@@ -69,59 +68,126 @@ def scalers(plan: Plan) -> ScalersConfig:
     )
 
 
-def fleet_of(plan: Plan, *, view: HostView, clock: Clock, url: str, entropy: SeededEntropy, on_exit: OnExit) -> Fleet:
-    """All scalers at work on one host, for one run of a coordinator."""
-    config = scalers(plan)
-    scripts = spawn_scripts(plan, entropy)
-    return Fleet(
-        runtimes={
-            entry.name: ScalerRuntime(
-                name=entry.name,
-                backend=SimBackend(entry, view=view, clock=clock, on_exit=on_exit, scripts=scripts),
-                caps=scaler_caps(entry),
-                orchestrator_url=url,
-                spawns_at_once=entry.max_concurrent_spawns,
-                reuse_idle_seconds=entry.reuse.idle_seconds if entry.reuse else None,
-                reuse_max_jobs=entry.reuse.max_jobs if entry.reuse else None,
+def with_pool(config: ScalersConfig, size: int) -> ScalersConfig:
+    """The same with a warm pool of the plain scaler's small agents."""
+    pool = WarmPool(enabled=True, size=size, idle_timeout_seconds=20.0)
+    return _changed(config, "plain", warm_pool=pool)
+
+
+def edited(config: ScalersConfig, entropy: SeededEntropy) -> ScalersConfig:
+    """What an operator may make of it."""
+    name = entropy.choice([entry.name for entry in config.scalers])
+    match entropy.choice(["remove", "shrink", "pool", "relabel", "hasten"]):
+        case "remove":
+            return replace(config, scalers=tuple(entry for entry in config.scalers if entry.name != name))
+        case "shrink":
+            return replace(
+                _changed(config, name, max_agents=1), global_max_agents=max(1, config.global_max_agents // 2)
             )
+        case "pool":
+            return with_pool(config, round(entropy.uniform(0, 3)))
+        case "relabel":
+            return _changed(config, name, label_sets=(LabelSet(labels=("linux", "renamed")),), mandatory_labels=())
+        case _:
+            return _changed(config, name, max_concurrent_spawns=1)
+
+
+def _changed(config: ScalersConfig, name: str, **fields: object) -> ScalersConfig:
+    return replace(
+        config,
+        scalers=tuple(
+            replace(entry, **fields) if entry.name == name else entry  # type: ignore[arg-type] # fields of an entry
             for entry in config.scalers
-        },
-        router=Router(routables(config, HOST)),
-        caps=host_caps(config),
+        ),
     )
+
+
+class SimFleetBuilder:
+    """Makes scalers at work on one host, for one run of a coordinator."""
+
+    def __init__(
+        self, plan: Plan, *, view: HostView, clock: Clock, url: str, entropy: SeededEntropy, on_exit: OnExit
+    ) -> None:
+        self._view = view
+        self._clock = clock
+        self._url = url
+        self._on_exit = on_exit
+        self._scripts = spawn_scripts(plan, entropy, view)
+        self._entropy = entropy
+        self._plan = plan
+
+    def fleet(self, config: ScalersConfig) -> Fleet:
+        return Fleet(
+            runtimes={entry.name: self.build(entry) for entry in config.scalers},
+            router=Router(routables(config, HOST)),
+            caps=host_caps(config),
+        )
+
+    def build(self, entry: ScalerEntry) -> ScalerRuntime:
+        backend = SimBackend(entry, self._view, clock=self._clock, on_exit=self._on_exit, scripts=self._scripts)
+        runtime = ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url=self._url)
+        self.apply(runtime, entry)
+        return runtime
+
+    def check(self, entry: ScalerEntry) -> None:
+        if self._entropy.chance(self._plan.odds.get("reload-fails", 0.0)) and not self._view.is_kind:
+            raise Misconfigured(f"scaler {entry.name}: this host cannot serve it")
+
+    def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
+        assert isinstance(runtime.backend, SimBackend), runtime.backend
+        runtime.backend.configure(entry)
+        runtime.caps = scaler_caps(entry)
+        runtime.widen(entry.max_concurrent_spawns)
+        runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
+        runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
+
+    def build_retired(self, row: Spawn) -> ScalerRuntime | None:
+        sets = (LabelSet(labels=row.label_set),)
+        return self.build(ScalerEntry(name=row.scaler, type=BackendType.BARE_METAL, max_agents=1, label_sets=sets))
 
 
 class SimBackend(FakeBackend):
     """A fake backend on a simulated host: it tells agents to end before it ends their machines."""
 
     def __init__(
-        self, entry: ScalerEntry, *, view: HostView, clock: Clock, on_exit: OnExit, scripts: Iterator[SpawnScript]
+        self, entry: ScalerEntry, view: HostView, *, clock: Clock, on_exit: OnExit, scripts: Iterator[SpawnScript]
     ) -> None:
-        super().__init__(
-            scaler=entry.name,
-            machines=view,
-            clock=clock,
-            on_exit=on_exit,
-            sets=tuple(chosen.labels for chosen in entry.label_sets),
-            max_agents=entry.max_agents,
-        )
+        super().__init__(scaler=entry.name, machines=view, clock=clock, on_exit=on_exit)
         self._view = view
         self.scripts = scripts
+        self.configure(entry)
+
+    def configure(self, entry: ScalerEntry) -> None:
+        self.max_agents = entry.max_agents
+        self._sets = {set_key(chosen.labels) for chosen in entry.label_sets}
+
+    async def _make(self, agent: _Tracked) -> None:
+        try:
+            await super()._make(agent)
+        except BaseException:
+            self._view.gives_up(agent.order.agent_id, "its spawn failed")
+            raise
 
     async def _end(self, agent: _Tracked) -> None:
         self._view.terminate(agent.order.agent_id)
-        await super()._end(agent)
+        try:
+            await super()._end(agent)
+        except Retryable:
+            self._view.resists(agent.order.agent_id)
+            raise
 
 
-def spawn_scripts(plan: Plan, entropy: SeededEntropy) -> Iterator[SpawnScript]:
+def spawn_scripts(plan: Plan, entropy: SeededEntropy, view: HostView) -> Iterator[SpawnScript]:
     """What becomes of one spawn after the other."""
-    while True:
-        yield _script(plan, entropy)
 
-
-def _script(plan: Plan, entropy: SeededEntropy) -> SpawnScript:
     def happens(kind: str) -> bool:
-        return entropy.chance(plan.odds.get(kind, 0.0))
+        return entropy.chance(plan.odds.get(kind, 0.0)) and not view.is_kind
+
+    while True:
+        yield _script(entropy, happens)
+
+
+def _script(entropy: SeededEntropy, happens: Callable[[str], bool]) -> SpawnScript:
 
     seconds = entropy.uniform(5, 60) if happens("slow-boot") else entropy.uniform(0.01, 0.5)
     if happens("refuses"):

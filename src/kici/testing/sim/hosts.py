@@ -52,7 +52,7 @@ class SimHost:
 
     def removed(self, agent_id: AgentId) -> None:
         """A backend ended a machine."""
-        self._place.checkers.machine_gone(agent_id, "ended by its backend")
+        self._place.checkers.machine_ended(agent_id)
         agent = self.agents.pop(agent_id, None)
         if agent is not None:
             agent.crash("its machine was ended")
@@ -72,6 +72,15 @@ class SimHost:
             return
         seconds = self._entropy.uniform(1, 90) if self._happens("exit-late") else self._entropy.uniform(0, 0.05)
         asyncio.get_running_loop().call_later(seconds, view.tell, watcher, how, context=view.context)
+
+    def gives_up(self, agent_id: AgentId, why: str) -> None:
+        truth = self._place.ledger.agents.get(agent_id)
+        if truth is not None:
+            truth.doomed = truth.doomed or why
+
+    def resists(self, agent_id: AgentId) -> None:
+        if agent_id in self._place.ledger.machines:
+            self._place.ledger.machines[agent_id].resists = True
 
     def terminate(self, agent_id: AgentId) -> None:
         agent = self.agents.get(agent_id)
@@ -127,6 +136,20 @@ class HostView(FakeMachines):
     def terminate(self, agent_id: AgentId) -> None:
         self._life.check()
         self._host.terminate(agent_id)
+
+    @property
+    def is_kind(self) -> bool:
+        """Faults have stopped."""
+        return self._host.is_kind
+
+    def gives_up(self, agent_id: AgentId, why: str) -> None:
+        """A backend undoes what it made for this agent."""
+        if self._life.is_alive:
+            self._host.gives_up(agent_id, why)
+
+    def resists(self, agent_id: AgentId) -> None:
+        """The end of a machine could not be confirmed: from now on only the number of machines counts it."""
+        self._host.resists(agent_id)
 
     def tell(self, watcher: Callable[[str], None], how: str) -> None:
         """The program hears that a machine ended."""

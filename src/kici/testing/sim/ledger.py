@@ -5,6 +5,7 @@ move; nothing of the program reads it.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from kici.domain.ids import AgentId, JobId, RunId
@@ -73,9 +74,23 @@ class SpawnTruth:
 
 
 @dataclass(slots=True)
+class Caps:
+    agents: int
+    cpus: float
+    memory_bytes: float
+
+    def widen(self, agents: int, cpus: float | None, memory_bytes: int | None) -> None:
+        self.agents = max(self.agents, agents)
+        self.cpus = max(self.cpus, inf if cpus is None else cpus)
+        self.memory_bytes = max(self.memory_bytes, inf if memory_bytes is None else memory_bytes)
+
+
+@dataclass(slots=True)
 class MachineTruth:
     order: SpawnOrder
     scaler: str
+    resists: bool = False
+    """Its end was tried and could not be confirmed."""
 
 
 @dataclass(slots=True)
@@ -89,6 +104,8 @@ class Ledger:
     reservations: dict[AgentId, None] = field(default_factory=dict)
     sessions: dict[AgentId, str] = field(default_factory=dict)
     coordinator_runs: int = 0
+    caps: dict[str, Caps] = field(default_factory=dict)
+    """Of each scaler, and of the host under the empty name: the largest that were in force in this run."""
     jobs_max: dict[str, int | None] = field(default_factory=dict)
     """How many jobs an agent of each scaler may run; None: any number."""
     demands: dict[str, Demand] = field(default_factory=dict)

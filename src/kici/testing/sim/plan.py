@@ -27,6 +27,7 @@ EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
     "drain": (30, 90),
     "drain-agent": (15, 60),
     "revoke": (20, 90),
+    "reload": (15, 60),
     "cancel-job": (2, 20),
     "cancel-run": (3, 30),
 }
@@ -53,6 +54,7 @@ ODDS: Final[Mapping[str, tuple[float, float]]] = {
     "exit-lost": (0.1, 1.0),
     "exit-late": (0.1, 1.0),
     "power-loss": (0.1, 0.8),
+    "reload-fails": (0.1, 0.5),
 }
 """What may happen whenever there is an occasion, and the range of its probability."""
 CALM_SEEDS: Final = 0.06
@@ -67,6 +69,8 @@ class Plan:
     seed: int
     jobs: int = 40
     static_agents: int = 4
+    warm_agents: int = 0
+    """Size of the warm pool; 0: there is none."""
     agents_max: int = 20
     """Of all scalers together."""
     chaos_seconds: float = 120.0
@@ -94,6 +98,7 @@ def draw(seed: int) -> Plan:
         seed=seed,
         jobs=round(entropy.uniform(15, 60)),
         static_agents=round(entropy.uniform(1, 6)),
+        warm_agents=entropy.choice([0, 0, 1, 2, 3]),
         agents_max=round(entropy.uniform(4, 22)),
         chaos_seconds=entropy.uniform(40, 160),
         store_seconds=(0.0002, entropy.choice([0.001, 0.004, 0.1])),

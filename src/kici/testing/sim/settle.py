@@ -1,10 +1,11 @@
 """After the last fault: everything must come to rest within bounded time, and nothing may be left."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from kici.domain.job import TERMINAL, RunStatus
+from kici.testing.sim.fleet import scalers
 from kici.testing.sim.trace import WORLD
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class Settlement:
                 )
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def empty_pools(self) -> None:
+        """The last reload of all: the pools are closed, and what was kept warm goes."""
+        await self._world.reload(scalers(self._world.plan))
+
     async def shut_down(self) -> None:
         """An orderly end takes bounded time and leaves no row of this instance."""
         world = self._world
@@ -38,6 +43,11 @@ class Settlement:
         world.trace.check(not world.ledger.sessions, "sessions are left after an orderly stop", *world.ledger.sessions)
         instances = await world.store.instances(limit=10)
         world.trace.check(not instances, "an instance row is left after an orderly stop", WORLD)
+
+    def _warm(self) -> int:
+        """How many idle agents may be kept."""
+        entries = [entry for entry in self._world.files.config.scalers if entry.warm_pool.enabled]
+        return sum(entry.warm_pool.size * len(entry.label_sets) for entry in entries)
 
     def _unrest(self) -> tuple[str, tuple[str, ...]] | None:
         """What is not at rest yet."""
@@ -50,22 +60,24 @@ class Settlement:
             objects = [*(job.job_id for job in live[:3]), *(job.agent_id for job in live[:3] if job.agent_id)]
             return f"{len(live)} jobs are not over, the first is {live[0].status}", tuple(objects)
         runs = [run for run, status in ledger.runs.items() if status in {RunStatus.RUNNING, RunStatus.CANCELLING}]
-        statics_away = [
-            agent.id for agent in world.statics() if agent.id not in {agent.agent_id for agent in program.registry}
-        ]
-        left: tuple[tuple[str, Sequence[str]], ...] = (
-            ("runs are not over", runs),
-            ("machines are left", list(ledger.machines)),
-            ("spawn rows are left", list(ledger.spawns)),
-            ("reservations are left in the store", list(ledger.reservations)),
-            ("reservations are left in memory", list(program.book.reservations)),
-            ("spawns are left in memory", [tracked.agent_id for tracked in program.spawns]),
-            ("agent processes are left", list(world.host.agents)),
-            ("static agents are away", statics_away),
+        machines = list(ledger.machines)
+        if len(machines) > self._warm():
+            return f"{len(machines)} machines exist, at most {self._warm()} are wanted", tuple(machines[:3])
+        kept = frozenset(machines)
+        registered = kept | {agent.id for agent in world.statics()}
+        left: tuple[tuple[str, Iterable[str], frozenset[str]], ...] = (
+            ("runs that are not over", runs, frozenset()),
+            ("spawn rows", ledger.spawns, kept),
+            ("reservations in the store", ledger.reservations, kept),
+            ("reservations in memory", program.book.reservations, kept),
+            ("spawns in memory", [tracked.agent_id for tracked in program.spawns], kept),
+            ("agent processes", world.host.agents, kept),
+            ("registered agents", [agent.agent_id for agent in program.registry], registered),
+            ("sessions", ledger.sessions, registered),
         )
-        for what, rest in left:
-            if rest:
-                return f"{len(rest)} {what}", tuple(rest[:3])
+        for what, found, wanted in left:
+            if differing := sorted(wanted.symmetric_difference(found)):
+                return f"{what} and what there should be differ by {len(differing)}", tuple(differing[:3])
         if len(program.absences):
-            return "absences are left", (WORLD,)
+            return f"{len(program.absences)} absences are left", (WORLD,)
         return None

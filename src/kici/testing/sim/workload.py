@@ -5,18 +5,17 @@ uses one.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kici.apps.assembly import Coordinator
 from kici.domain.access import Actor, Role
 from kici.domain.document import JobRequest, SubmitRun
 from kici.domain.errors import Conflict, NotFound, StoreDown
-from kici.domain.ids import DEFAULT_ORG, JobId, RunId
+from kici.domain.ids import DEFAULT_ORG
 from kici.domain.job import TERMINAL, Demand, JobSpec
 from kici.domain.resources import UNDECLARED, Ask, ResourceRequest
 from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.coordinator import SimCoordinator
 from kici.testing.sim.ledger import Ledger
 from kici.testing.sim.plan import Plan
 from kici.testing.sim.trace import Trace
@@ -25,6 +24,7 @@ CLIENT: Final = Actor(name="client", role=Role.OWNER)
 RETRY_SECONDS: Final = 2.0
 ASKED_SECONDS_MAX: Final = 30.0
 """How long a client waits for an answer."""
+WISH: Final = "a person wished it"
 SECRET: Final = "deploy:token"
 NO_SECRET: Final = "deploy:missing"
 
@@ -65,20 +65,18 @@ KINDS: Final = (
 
 
 class Workload:
-    """`reach()` is the coordinator, if it can be reached now."""
+    """`coordinator` is where requests go."""
 
     def __init__(
-        self, plan: Plan, entropy: SeededEntropy, trace: Trace, ledger: Ledger, reach: Callable[[], Coordinator | None]
+        self, plan: Plan, entropy: SeededEntropy, trace: Trace, ledger: Ledger, coordinator: SimCoordinator
     ) -> None:
         self._plan = plan
         self._entropy = entropy
         self._trace = trace
         self._ledger = ledger
-        self._reach = reach
+        self._coordinator = coordinator
         self._runs = 0
         self._jobs = 0
-        self.accepted: list[RunId] = []
-        """Runs whose submission was answered."""
 
     async def submit_all(self) -> None:
         """Everything, in bursts, spread over the time of the plan."""
@@ -96,20 +94,20 @@ class Workload:
     async def cancel_some(self, kind: str) -> None:
         """Cancel one job or run that is not over."""
         live = [job for job in self._ledger.jobs.values() if job.status not in TERMINAL]
-        program = self._reach()
-        if not live or program is None:
+        if not live:
             return
         job = self._entropy.choice(live)
         force = self._entropy.chance(0.3)
         self._trace.tell(f"somebody cancels the {kind}, force {force}", job.job_id)
         try:
             if kind == "job":
-                _ = await program.jobs.cancel_job(job.job_id, force=force, reason="a person wished it")
+                _ = await self._coordinator.ask(lambda it: it.jobs.cancel_job(job.job_id, force=force, reason=WISH))
             else:
-                _ = await program.jobs.cancel_run(job.run_id, force=force, reason="a person wished it")
+                _ = await self._coordinator.ask(lambda it: it.jobs.cancel_run(job.run_id, force=force, reason=WISH))
+        except (ConnectionError, StoreDown, NotFound, Conflict) as error:
+            self._trace.tell(f"the cancel failed: {error}", job.job_id)
+        else:
             self._trace.count(f"{kind} cancelled")
-        except (StoreDown, NotFound, Conflict):
-            pass
 
     def _run_request(self) -> SubmitRun:
         self._runs += 1
@@ -152,23 +150,18 @@ class Workload:
         return KINDS[-1]
 
     async def _submit(self, request: SubmitRun) -> None:
+        """As a client does: again until there is an answer, which a lost one may make a second time."""
         key = f"key of {request.name}" if self._entropy.chance(0.5) else None
         while True:
-            program = self._reach()
-            if program is not None:
-                try:
-                    async with asyncio.timeout(ASKED_SECONDS_MAX):
-                        submitted = await program.jobs.submit(request, CLIENT, key)
-                except (StoreDown, TimeoutError, asyncio.CancelledError):
-                    if self._is_cancelled():
-                        raise
-                else:
-                    self.accepted.append(submitted.run_id)
-                    for job in submitted.jobs:
-                        self._trace.check(JobId(job.id) in self._ledger.jobs, "an accepted job is not stored", job.id)
-                    return
-            await asyncio.sleep(RETRY_SECONDS)
-
-    def _is_cancelled(self) -> bool:
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
+            try:
+                async with asyncio.timeout(ASKED_SECONDS_MAX):
+                    submitted = await self._coordinator.ask(lambda it: it.jobs.submit(request, CLIENT, key))
+            except (ConnectionError, StoreDown, TimeoutError):
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            for job in submitted.jobs:
+                self._trace.check(job.id in self._ledger.jobs, "an accepted job is not stored", job.id)
+            if key is not None:
+                again = [one.job_id for one in self._ledger.jobs.values() if one.name == request.jobs[0].name]
+                self._trace.check(len(again) == 1, "an idempotency key made two runs", *again)
+            return

@@ -9,23 +9,26 @@ within bounded time all must come to rest (`settle`).  Every commit and every ac
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from kici.apps.assembly import Coordinator
+from kici.config.model import ScalersConfig
+from kici.domain import knobs
 from kici.domain.agent import AgentKind
 from kici.domain.errors import StoreDown
-from kici.domain.ids import DEFAULT_ORG, AgentId
+from kici.domain.ids import DEFAULT_ORG, AgentId, ScalerName
 from kici.domain.secret import parse_secret_ref
+from kici.services.tokens import Tokens
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace, SimAgent
 from kici.testing.sim.chaos import Chaos
 from kici.testing.sim.checkers import Checkers
-from kici.testing.sim.coordinator import Machine, SimCoordinator
-from kici.testing.sim.fleet import scalers
+from kici.testing.sim.coordinator import Files, Machine, SimCoordinator
+from kici.testing.sim.fleet import scalers, with_pool
 from kici.testing.sim.hosts import SimHost
-from kici.testing.sim.ledger import SELF_LABELS, AgentTruth, Ledger
+from kici.testing.sim.ledger import SELF_LABELS, AgentTruth, Caps, Ledger
 from kici.testing.sim.network import Network
 from kici.testing.sim.plan import Plan, draw
 from kici.testing.sim.seam import Weather
@@ -39,6 +42,10 @@ from kici.wire.agent_settings import AgentSettings
 from kici.wire.messages import AgentRegister
 
 T = TypeVar("T")
+STATIC_GRACE_SECONDS: Final = 120.0
+SURELY_SECONDS: Final = 15.0
+"""Present for so long, an agent is beyond every race with its return."""
+SLACK_SECONDS: Final = 2.0
 LIMIT_SECONDS: Final = 3 * 3600.0
 WATCH_SECONDS: Final = 0.5
 STATIC_KINDS: Final = (
@@ -120,6 +127,10 @@ class World:
             checkers=self.checkers,
             entropy=entropy.fork("agents"),
         )
+        config = scalers(plan)
+        self._first_config = with_pool(config, plan.warm_agents) if plan.warm_agents else config
+        self.files = Files(self._first_config)
+        self._note_caps()
         self.host = SimHost(plan, entropy.fork("host"), self._place)
         self.coordinator = SimCoordinator(
             "coordinator-a",
@@ -133,14 +144,17 @@ class World:
                 host=self.host,
                 network=self.network,
                 clock=self.clock,
+                files=self.files,
             ),
         )
-        self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.reach)
+        self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.coordinator)
+        self._well_seconds = 0.0
+        self._tokens = Tokens(store=self.store, clock=self.clock, entropy=entropy.fork("tokens"))
         self._static: dict[AgentId, SimAgent] = {}
         self._static_settings: dict[AgentId, AgentSettings] = {}
         self.checkers.may_lose = self._may_lose
         self.ledger.jobs_max = {
-            entry.name: 1 if entry.reuse is None else entry.reuse.max_jobs for entry in scalers(plan).scalers
+            entry.name: 1 if entry.reuse is None else entry.reuse.max_jobs for entry in config.scalers
         }
 
     # ------------------------------------------------------------------ what others ask
@@ -155,18 +169,37 @@ class World:
     def agents(self) -> list[SimAgent]:
         return [*self.statics(), *(agent for agent in self.host.agents.values() if agent.is_alive)]
 
+    async def reload(self, config: ScalersConfig) -> None:
+        """Change the scalers files and have them taken over."""
+        self.files.config = config
+        self._note_caps()
+        try:
+            report = await self.coordinator.ask(lambda it: it.reload_scalers())
+        except ConnectionError:
+            return
+        self.trace.tell(f"reload: {report}", WORLD)
+        self.trace.count(f"reload {report.outcome}")
+
+    def _note_caps(self) -> None:
+        """A cap is exceeded if it would have been at any time: a lower one ends nothing that runs."""
+        config, caps = self.files.config, self.ledger.caps
+        for name, agents, cap in (
+            ("", config.global_max_agents, config.global_resource_cap),
+            *((entry.name, entry.max_agents, entry.resource_cap) for entry in config.scalers),
+        ):
+            caps.setdefault(name, Caps(0, 0, 0)).widen(agents, cap.max_cpu, cap.max_memory_bytes)
+
     def doom_all(self, why: str) -> None:
         """Somebody ends everything that scalers made."""
         for agent_id in self.host.alive:
             self.ledger.agents[agent_id].doomed = why
 
-    async def patiently(self, work: Callable[[], Awaitable[T]]) -> None:
-        """What an operator does until it works or the coordinator is gone."""
-        program = self.reach()
-        while program is not None and program is self.reach():
+    async def patiently(self, work: Callable[[Coordinator], Coroutine[Any, Any, T]]) -> None:
+        """What an operator does until it works."""
+        while True:
             try:
-                _ = await work()
-            except StoreDown:
+                _ = await self.coordinator.ask(work)
+            except (StoreDown, ConnectionError):
                 await asyncio.sleep(1)
             else:
                 return
@@ -200,17 +233,19 @@ class World:
             await self._chaos()
             self._end_faults()
             settlement = Settlement(self)
+            await self.reload(self._first_config)
             await settlement.come_to_rest()
+            if self.plan.warm_agents:
+                await settlement.empty_pools()
+                await settlement.come_to_rest()
             await settlement.shut_down()
             keeper.cancel()
             watcher.cancel()
 
     async def _first_start(self) -> None:
-        while (program := self.reach()) is None:  # noqa: ASYNC110 - it knows no simulation that it could tell
-            await asyncio.sleep(0.1)
-        await self.patiently(lambda: program.secrets.put(DEFAULT_ORG, parse_secret_ref(SECRET), "hush"))
+        await self.patiently(lambda it: it.secrets.put(DEFAULT_ORG, parse_secret_ref(SECRET), "hush"))
         for number in range(self.plan.static_agents):
-            await self._add_static(program, number)
+            await self._add_static(number)
 
     async def _chaos(self) -> None:
         loop = asyncio.get_running_loop()
@@ -233,35 +268,58 @@ class World:
             self._look()
 
     def _look(self) -> None:
-        now = asyncio.get_running_loop().time()
+        """Who is well, by a stopwatch that stands still while nobody could be."""
+        if self.reach() is not None and not self.weather.is_down:
+            self._well_seconds += WATCH_SECONDS
         for agent in self.agents():
             if agent.is_present:
-                agent.present_at = now
-        self.check_memory()
+                agent.present_at = self._well_seconds
+                if agent.present_since is None:
+                    agent.present_since = self._well_seconds
+            else:
+                agent.present_since = None
+        self._check_memory()
 
     def _committed(self, changes: list[Change]) -> None:
         self.checkers.committed(changes)
-        self.check_memory()
+        self._check_memory()
 
-    def check_memory(self) -> None:
+    def _check_memory(self) -> None:
+        """Usage is what the reservations add up to, in all and for each scaler."""
         program = self.coordinator.program
         if program is None:
             return
-        book = program.book
-        self.trace.check(
-            book.total.agents == len(book.reservations), "usage differs from the number of reservations", WORLD
-        )
+        sums = {"": (0, 0, 0)}
+        for held in program.book.reservations.values():
+            amount = held.shape.requests
+            for name in ("", held.scaler):
+                agents, micros, memory = sums.get(name, (0, 0, 0))
+                sums[name] = (agents + 1, micros + round(amount.cpus * 1_000_000), memory + amount.memory_bytes)
+        for name, expected in sums.items():
+            usage = program.book.of(ScalerName(name)) if name else program.book.total
+            found = (usage.agents, usage.cpu_micros, usage.memory_bytes)
+            self.trace.check(found == expected, f"usage of {name or 'all'} is {found}, reserved is {expected}", WORLD)
 
     def _may_lose(self, agent: AgentTruth) -> str | None:
-        return agent.doomed or "for now"
+        """Why the program may give up an agent: it is dead, somebody ended it, or it is away for too long."""
+        process = agent.process
+        if agent.doomed is not None or process is None:
+            return agent.doomed or "it is dead"
+        knob = self.plan.settings[knobs.AGENT_RECONNECT_GRACE_MS.name]
+        grace_seconds = STATIC_GRACE_SECONDS if agent.order is None else knob / 1000
+        if process.is_present and process.present_since is not None:
+            is_well = self._well_seconds - process.present_since > SURELY_SECONDS
+            return None if is_well else "it came back just now"
+        away_seconds = self._well_seconds - process.present_at
+        return None if away_seconds + SLACK_SECONDS < grace_seconds else f"it is away for {away_seconds:.0f} s"
 
     # ------------------------------------------------------------------ static agents
 
-    async def _add_static(self, program: Coordinator, number: int) -> None:
+    async def _add_static(self, number: int) -> None:
         agent_id = AgentId(f"static-{number}")
         labels, gate = STATIC_KINDS[number % len(STATIC_KINDS)]
         own = (*SELF_LABELS, f"kici:host:{agent_id}")
-        token, plain = program.tokens.new_agent_token(
+        token, plain = self._tokens.new_agent_token(
             kind=AgentKind.STATIC, labels=frozenset(labels), gate=frozenset(gate), name=agent_id
         )
         await self.store.create_agent_token(token)
