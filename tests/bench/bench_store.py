@@ -69,8 +69,8 @@ async def submit_one(store: Store, prefix: str, number: int, *labels: str) -> No
     await store.submit(a_new_run(id=RunId(f"r-{id}")), [replace(a_new_job(id, *labels), spec=SPEC)])
 
 
-async def submit_many(store: Store, prefix: str, number: int, *labels: str) -> None:
-    jobs = [replace(a_new_job(f"{prefix}-{number:06d}-{n:02d}", *labels), spec=SPEC) for n in range(ROWS_PER_SUBMIT)]
+async def submit_many(store: Store, prefix: str, number: int, *labels: str, count: int = ROWS_PER_SUBMIT) -> None:
+    jobs = [replace(a_new_job(f"{prefix}-{number:06d}-{n:02d}", *labels), spec=SPEC) for n in range(count)]
     await store.submit(a_new_run(id=RunId(f"r-{prefix}-{number:06d}")), jobs)
 
 
@@ -147,17 +147,18 @@ async def measure_batches(store: Store, name: str, count: int) -> Row:
 
 async def measure_backlog(store: Store, name: str) -> list[Row]:
     """A claim that fits, and one that finds nothing, while the backlog of many classes grows."""
-    rows, made = [], 0
+    rows: list[Row] = []
+    made = runs = 0
     for backlog in BACKLOGS:
-        while made < backlog:
-            missing = min((backlog - made) // ROWS_PER_SUBMIT, 200)
-            first = made // ROWS_PER_SUBMIT
+        per_run = ROWS_PER_SUBMIT if backlog > 20 * CLASSES else backlog // CLASSES
+        missing = (backlog - made) // per_run
 
-            async def submit(number: int, first: int = first) -> None:
-                await submit_many(store, "backlog", first + number, f"class-{(first + number) % CLASSES}")
+        async def submit(number: int, first: int = runs, per_run: int = per_run) -> None:
+            run = first + number
+            await submit_many(store, "backlog", run, f"class-{run % CLASSES}", count=per_run)
 
-            await timed(missing, TOGETHER, submit)
-            made += missing * ROWS_PER_SUBMIT
+        await timed(missing, TOGETHER, submit)
+        made, runs = made + missing * per_run, runs + missing
         classes = [waiting.class_id for waiting in await store.waiting_classes(limit=100)]
         elsewhere = [ClassId(class_id ^ 1) for class_id in classes]
         for measure, asked in (("claim that fits", classes), ("claim that finds nothing", elsewhere)):

@@ -51,8 +51,9 @@ class JobMoves(Part):
         )
         if not rows:
             return await self._submitted_before(idempotency_key)
-        made = sorted((job_from(row) for row in rows if row["move"] == "job"), key=lambda job: job.seq)
-        return Submitted(run_id=run.id, jobs=tuple(made), created=True)
+        demands = {job.id: job.demand for job in jobs}
+        made = [job_from(row, demand=demands[row["id"]]) for row in rows if row["move"] == "job"]
+        return Submitted(run_id=run.id, jobs=tuple(sorted(made, key=lambda job: job.seq)), created=True)
 
     async def job(self, job_id: JobId) -> Job | None:
         row = await self._one(Query.JOB, {"job_id": job_id})

@@ -70,7 +70,8 @@ def demand_from(demand_json: str) -> Demand:
     return _decode_demand(demand_json)
 
 
-def job_from(row: Row) -> Job:
+def job_from(row: Row, *, demand: Demand | None = None) -> Job:
+    """`demand` is what the caller knows already; otherwise the row brings it along."""
     return Job(
         seq=row["seq"],
         id=row["id"],
@@ -80,7 +81,7 @@ def job_from(row: Row) -> Job:
         status=JobStatus(row["status"]),
         class_id=row["class_id"],
         spec=_decode_spec(row["spec"]),
-        demand=demand_from(row["demand"]),
+        demand=demand or demand_from(row["demand"]),
         needs=_decode_needs(row["needs"]),
         created_at=row["created_at"],
         queued_at=row["queued_at"],

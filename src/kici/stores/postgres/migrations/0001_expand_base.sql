@@ -75,8 +75,9 @@ ALTER TABLE jobs SET (
 CREATE INDEX jobs_queue ON jobs (class_id, seq) WHERE status = 'queued';
 CREATE INDEX jobs_of_run ON jobs (run_id, seq);
 CREATE INDEX jobs_by_status ON jobs (status, seq);
-CREATE INDEX jobs_held ON jobs (agent_id) WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
-CREATE INDEX jobs_owned ON jobs (owner_instance_id)
+CREATE INDEX jobs_held ON jobs (agent_id, seq)
+    WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
+CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
 CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE status = 'dispatched';
 CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;

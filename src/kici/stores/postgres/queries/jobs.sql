@@ -3,6 +3,9 @@
 -- row (IN (SELECT ...) is a join, too) is the one that matched at first.  So guards with several values are
 -- = ANY (ARRAY(...)), counts that must be right are columns of the locked row or read by a later statement, and results of
 -- changing parts are used by joins only, since sub-selects would be run again.
+-- Plans are made once for each connection, maybe while the tables are empty, and must be right when they are full.  So
+-- no statement leaves the planner a choice of index: a move finds its row by a unique key and compares status || '', which
+-- no index has; a list says BETWEEN x AND x and the full order of its index, which no other index gives.
 -- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
 
 -- name: submit_run
@@ -69,7 +72,7 @@ made AS (
     ORDER BY place
     RETURNING *
 )
-SELECT 'job' AS move, made.*, document.demand FROM made JOIN document ON document.id = made.id;
+SELECT 'job' AS move, made.* FROM made;
 
 -- name: job
 -- One job.
@@ -79,21 +82,21 @@ SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 -- Page of one run's jobs, newest first.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE run_id = :run_id
+WHERE run_id BETWEEN :run_id AND :run_id
     AND (:status::TEXT IS NULL OR status = :status)
     AND (:org::TEXT IS NULL OR org = :org)
     AND (:before_seq::BIGINT IS NULL OR seq < :before_seq)
-ORDER BY seq DESC
+ORDER BY run_id DESC, seq DESC
 LIMIT :limit;
 
 -- name: jobs_by_status
 -- Page of the jobs with one status, newest first.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE status = :status
+WHERE status BETWEEN :status AND :status
     AND (:org::TEXT IS NULL OR org = :org)
     AND seq < COALESCE(:before_seq, 9223372036854775807)
-ORDER BY seq DESC
+ORDER BY status DESC, seq DESC
 LIMIT :limit;
 
 -- name: jobs_listed
@@ -128,7 +131,7 @@ ORDER BY jobs.seq;
 -- Oldest queued, unexpired jobs of a class; on demand only those that no live spawn is bound to.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE class_id = :class_id
+WHERE class_id BETWEEN :class_id AND :class_id
     AND status = 'queued'
     AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
     AND NOT (
@@ -138,7 +141,7 @@ WHERE class_id = :class_id
             WHERE spawn.bound_job_id = jobs.id AND spawn.state IN ('booting', 'registered')
         )
     )
-ORDER BY seq
+ORDER BY class_id, seq
 LIMIT :limit;
 
 -- name: queued_count
@@ -157,10 +160,10 @@ WITH head AS MATERIALIZED (
     FROM (SELECT value::BIGINT AS id FROM json_array_elements_text(:class_ids::JSON)) AS class
     CROSS JOIN LATERAL (
         SELECT jobs.seq FROM jobs
-        WHERE jobs.class_id = class.id
+        WHERE jobs.class_id BETWEEN class.id AND class.id
             AND jobs.status = 'queued'
             AND (jobs.expires_at IS NULL OR jobs.expires_at > COALESCE(:now, now_ms()))
-        ORDER BY jobs.seq
+        ORDER BY jobs.class_id, jobs.seq
         LIMIT 1
     ) AS oldest
     ORDER BY oldest.seq
@@ -169,10 +172,10 @@ picked AS MATERIALIZED (
     SELECT free.seq
     FROM head CROSS JOIN LATERAL (
         SELECT jobs.seq FROM jobs
-        WHERE jobs.class_id = head.id
+        WHERE jobs.class_id BETWEEN head.id AND head.id
             AND jobs.status = 'queued'
             AND (jobs.expires_at IS NULL OR jobs.expires_at > COALESCE(:now, now_ms()))
-        ORDER BY jobs.seq
+        ORDER BY jobs.class_id, jobs.seq
         LIMIT 1
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS free
@@ -189,7 +192,7 @@ claimed AS (
         last_provisioning_error = NULL,
         unroutable_since = NULL
     FROM picked
-    WHERE jobs.seq = picked.seq AND jobs.status = 'queued'
+    WHERE jobs.seq = picked.seq
     RETURNING jobs.*
 )
 SELECT claimed.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = claimed.class_id) AS demand
@@ -206,7 +209,7 @@ UPDATE jobs SET
     scaler = :scaler,
     last_provisioning_error = NULL,
     unroutable_since = NULL
-WHERE id = :job_id AND status = 'queued' AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
+WHERE id = :job_id AND status || '' = 'queued' AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: claim_bound
@@ -221,7 +224,7 @@ UPDATE jobs SET
     last_provisioning_error = NULL,
     unroutable_since = NULL
 WHERE id = (SELECT bound_job_id FROM scaler_spawning_agents WHERE agent_id = :agent_id AND state = 'registered')
-    AND status = 'queued'
+    AND status || '' = 'queued'
     AND (expires_at IS NULL OR expires_at > COALESCE(:now, now_ms()))
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
@@ -232,7 +235,7 @@ UPDATE jobs SET
     started_at = COALESCE(started_at, :now, now_ms()),
     ack_deadline = NULL,
     reason = NULL
-WHERE id = :job_id AND agent_id = :agent_id AND status IN ('dispatched', 'running')
+WHERE id = :job_id AND agent_id = :agent_id AND status || '' IN ('dispatched', 'running')
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: requeue_job
@@ -248,7 +251,7 @@ UPDATE jobs SET
     scaler = NULL
 WHERE id = :job_id
     AND agent_id = :agent_id
-    AND status = 'dispatched'
+    AND status || '' = 'dispatched'
     AND attempts + :attempts_add::INTEGER < :attempts_max::INTEGER
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
@@ -277,7 +280,7 @@ ended AS (
     WHERE jobs.id = :job_id
         AND jobs.run_id = locked.id
         AND NOT jobs.is_needed
-        AND jobs.status = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
+        AND jobs.status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
     RETURNING jobs.*
 ),
@@ -323,7 +326,7 @@ UPDATE jobs SET
     recovery_deadline = NULL,
     unroutable_since = NULL
 WHERE id = :job_id
-    AND status = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
+    AND status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
     AND (:agent_id::TEXT IS NULL OR agent_id = :agent_id)
     AND (
         :grace_ms::BIGINT IS NULL
@@ -334,13 +337,13 @@ RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) A
 -- name: skip_dependents
 -- Skip all that needs a job which ended without success, and all that needs those.
 UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :reason
-WHERE status = 'pending'
+WHERE status || '' = 'pending'
     AND id = ANY (ARRAY(
         WITH RECURSIVE doomed (job_id) AS (
             SELECT job_needs.job_id
             FROM jobs AS need JOIN job_needs ON job_needs.need_id = need.id
             WHERE need.id = :job_id
-                AND need.status IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
+                AND need.status || '' IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
             UNION
             SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
         )
@@ -351,7 +354,7 @@ RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) A
 -- name: release_dependents
 -- Queue what needs a job, if all that it needs has ended with success.
 UPDATE jobs SET status = 'queued', queued_at = COALESCE(:now, now_ms())
-WHERE status = 'pending'
+WHERE status || '' = 'pending'
     AND id = ANY (ARRAY(
         SELECT dependent.job_id
         FROM job_needs AS dependent
@@ -395,7 +398,7 @@ RETURNING runs.jobs_live = 0 AS run_over;
 UPDATE jobs SET
     status = CASE WHEN status = 'running' THEN 'recovering' ELSE status END,
     recovery_deadline = :deadline
-WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'cancelling')
+WHERE id = :job_id AND agent_id = :agent_id AND status || '' IN ('running', 'cancelling')
 RETURNING id;
 
 -- name: resume_job
@@ -404,7 +407,7 @@ UPDATE jobs SET
     status = CASE WHEN status = 'recovering' THEN 'running' ELSE status END,
     owner_instance_id = :instance_id,
     recovery_deadline = NULL
-WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'recovering', 'cancelling')
+WHERE id = :job_id AND agent_id = :agent_id AND status || '' IN ('running', 'recovering', 'cancelling')
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: cancel_run
@@ -422,7 +425,7 @@ UPDATE jobs SET
     reason = :reason,
     ack_deadline = NULL,
     unroutable_since = NULL
-WHERE run_id = :run_id AND status IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
+WHERE run_id = :run_id AND status || '' IN ('pending', 'queued', 'dispatched', 'running', 'recovering')
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: cancel_started_job
@@ -431,22 +434,23 @@ UPDATE jobs SET
     status = 'cancelling',
     cancel_requested_at = COALESCE(cancel_requested_at, :now, now_ms()),
     reason = :reason
-WHERE id = :job_id AND status IN ('running', 'recovering')
+WHERE id = :job_id AND status || '' IN ('running', 'recovering')
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: held_jobs
 -- Jobs that an agent holds.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE agent_id = :agent_id AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
-ORDER BY seq;
+WHERE agent_id BETWEEN :agent_id AND :agent_id AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
+ORDER BY agent_id, seq;
 
 -- name: jobs_owned_by
 -- Held jobs whose claim was made by an instance.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE owner_instance_id = :instance_id AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
-ORDER BY seq
+WHERE owner_instance_id BETWEEN :instance_id AND :instance_id
+    AND status IN ('dispatched', 'running', 'recovering', 'cancelling')
+ORDER BY owner_instance_id, seq
 LIMIT :limit;
 
 -- name: overdue_acks
@@ -476,18 +480,18 @@ LIMIT :limit;
 -- name: set_provisioning_error
 -- Why the last spawn for a queued job failed; such a job is not unroutable.
 UPDATE jobs SET last_provisioning_error = :text, unroutable_since = NULL
-WHERE id = :job_id AND status = 'queued'
+WHERE id = :job_id AND status || '' = 'queued'
 RETURNING id;
 
 -- name: mark_unroutable
 -- Stamp queued jobs of a class as seen unroutable; those that are being moved right now are left out.
 WITH seen AS MATERIALIZED (
     SELECT seq FROM jobs
-    WHERE class_id = :class_id
+    WHERE class_id BETWEEN :class_id AND :class_id
         AND status = 'queued'
         AND unroutable_since IS NULL
         AND last_provisioning_error IS NULL
-    ORDER BY seq
+    ORDER BY class_id, seq
     LIMIT :limit
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -500,7 +504,8 @@ RETURNING jobs.id;
 -- Take the stamps of a class away; jobs that are being moved right now are left out.
 WITH stamped AS MATERIALIZED (
     SELECT seq FROM jobs
-    WHERE class_id = :class_id AND unroutable_since IS NOT NULL
+    WHERE class_id BETWEEN :class_id AND :class_id AND unroutable_since IS NOT NULL
+    ORDER BY class_id, unroutable_since
     LIMIT :limit
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -513,11 +518,11 @@ RETURNING jobs.id;
 -- Queued jobs of a class that were stamped longer ago than the grace.
 SELECT id, run_id
 FROM jobs
-WHERE class_id = :class_id
+WHERE class_id BETWEEN :class_id AND :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms::BIGINT
     AND status = 'queued'
     AND last_provisioning_error IS NULL
-ORDER BY unroutable_since
+ORDER BY class_id, unroutable_since
 LIMIT :limit;
 
 -- name: prune_jobs
@@ -546,4 +551,4 @@ SELECT id FROM gone;
 -- Which of the given jobs are over.
 SELECT id FROM jobs
 WHERE id IN (SELECT value FROM json_array_elements_text(:job_ids::JSON))
-    AND status IN ('success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped');
+    AND status || '' IN ('success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped');

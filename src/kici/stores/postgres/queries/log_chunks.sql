@@ -38,8 +38,8 @@ FROM (
         row_number() OVER (ORDER BY position) AS nth
     FROM (
         SELECT position, data FROM log_chunks
-        WHERE job_id = :job_id AND position > :after
-        ORDER BY position
+        WHERE job_id BETWEEN :job_id AND :job_id AND position > :after
+        ORDER BY job_id, position
         LIMIT :chunks_max
     ) AS following
 ) AS sized JOIN log_chunks ON log_chunks.position = sized.position

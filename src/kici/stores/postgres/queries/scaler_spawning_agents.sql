@@ -55,7 +55,7 @@ LIMIT :limit;
 UPDATE scaler_spawning_agents SET
     state = 'registered',
     registered_at = COALESCE(registered_at, :now, now_ms())
-WHERE agent_id = :agent_id AND state IN ('booting', 'registered')
+WHERE agent_id = :agent_id AND state || '' IN ('booting', 'registered')
 RETURNING *;
 
 -- name: end_spawn
@@ -64,7 +64,7 @@ UPDATE scaler_spawning_agents SET
     state = 'ending',
     end_reason = :reason,
     destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
-WHERE agent_id = :agent_id AND state = ANY (ARRAY(SELECT json_array_elements_text(:from_states::JSON)))
+WHERE agent_id = :agent_id AND state || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_states::JSON)))
 RETURNING agent_id;
 
 -- name: end_bound_spawn
@@ -73,7 +73,7 @@ UPDATE scaler_spawning_agents SET
     state = 'ending',
     end_reason = :reason,
     destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
-WHERE agent_id = :agent_id AND bound_job_id = :job_id AND state IN ('booting', 'registered')
+WHERE agent_id = :agent_id AND bound_job_id = :job_id AND state || '' IN ('booting', 'registered')
 RETURNING agent_id;
 
 -- name: delete_spawn

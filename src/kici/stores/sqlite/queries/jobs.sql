@@ -37,7 +37,7 @@ SELECT
 FROM json_each(:jobs)
 WHERE true
 ORDER BY json_extract(value, '$.place')
-RETURNING 'job' AS move, *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+RETURNING 'job' AS move, *;
 INSERT INTO job_needs (need_id, job_id)
 SELECT need.value, json_extract(job.value, '$.id')
 FROM json_each(:jobs) AS job, json_each(job.value, '$.needs') AS need;
