@@ -34,6 +34,7 @@ from kici.wire.messages import (
     AgentMessage,
     AgentRegister,
     AgentStatus,
+    ClaimCredentialsResponse,
     CloseCode,
     ErrorMessage,
     JobAck,
@@ -124,6 +125,7 @@ class AgentConnection:
             await self.apply(self.half.receive(frame, self._work.clock.monotonic()))
         finally:
             self.is_busy = False
+            self.half.heard(self._work.clock.monotonic())  # what it sent while we were slow was not read yet
 
     async def closed(self, code: int) -> None:
         """The socket is closed, by whichever side."""
@@ -143,8 +145,9 @@ class AgentConnection:
                     await self._doors.authenticate(self, token)
                 case Register(message):
                     await self._doors.register(self, message)
-                case Redeem():
-                    self.send(ErrorMessage(code="UNSUPPORTED", message="claim codes are not served here"))
+                case Redeem(message=claim):
+                    answer = ClaimCredentialsResponse(request_id=claim.request_id, error="invalid claim code")
+                    await self.apply(self.half.redeemed(answer))
                 case Received(message):
                     await self._received(message)
                 case Unhealthy(age_seconds):
