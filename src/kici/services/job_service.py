@@ -51,6 +51,8 @@ class JobService:
         self._queue_timeout_ms = queue_timeout_ms
         self._depth = 0
         self._depth_read_at = -DEPTH_CACHE_SECONDS
+        self._arriving = 0
+        """Jobs that are being inserted: of submissions at one moment, no two take the same place."""
 
     async def submit(self, request: SubmitRun, actor: Actor, idempotency_key: str | None) -> Submitted:
         """Insert a run and its jobs, in the order of the request, and look for agents.
@@ -59,6 +61,13 @@ class JobService:
         """
         self._check_contexts(request, actor)
         await self._check_depth(len(request.jobs))
+        self._arriving += len(request.jobs)
+        try:
+            return await self._submit(request, actor, idempotency_key)
+        finally:
+            self._arriving -= len(request.jobs)
+
+    async def _submit(self, request: SubmitRun, actor: Actor, idempotency_key: str | None) -> Submitted:
         jobs = self._new_jobs(request)
         agent = self._seat(jobs) if idempotency_key is None else None
         key = None if idempotency_key is None else f"{actor.token_id or actor.name}|{idempotency_key}"
@@ -84,7 +93,7 @@ class JobService:
             raise
         if submitted.created:
             emit(Event.JOB_SUBMITTED, run_id=submitted.run_id, jobs=len(jobs), by=actor.name)
-            self._depth += len(jobs)
+            self._depth += sum(job.status is JobStatus.QUEUED for job in submitted.jobs)
             await self._find_agents(submitted, agent)
         return submitted
 
@@ -166,9 +175,9 @@ class JobService:
             self._depth_read_at = now
             self._depth = await self._store.queued_count()
         limit = self._queue_depth_max()
-        if self._depth + adding > limit:
+        if self._depth + self._arriving + adding > limit:
             raise NoCapacity(
-                f"the queue is full: {self._depth} jobs wait and {limit} may. "
+                f"the queue is full: {self._depth} jobs wait and {limit} may, which leaves no room for {adding} more. "
                 "Try again later, or raise the setting queue_max_depth"
             )
 
