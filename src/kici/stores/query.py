@@ -111,7 +111,7 @@ class Query(StrEnum):
 
 
 _HEADER: Final = re.compile(r"^-- name: (\w+)\n-- (.+)$", re.MULTILINE)
-_COMMENT: Final = re.compile(r"--[^\n]*\n?")
+_COMMENT: Final = re.compile(r"[ \t]*--[^\n]*")
 _STATEMENT_END: Final = re.compile(r";\s*(?:\n|\Z)")
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z]\w*)")
 
