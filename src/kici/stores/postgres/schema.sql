@@ -1,0 +1,275 @@
+-- The whole schema, as all migrations together make it.  Nothing runs this file: it is for people, and a test compares it.
+
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    number BIGINT PRIMARY KEY,
+    name TEXT NOT NULL,
+    applied_at BIGINT NOT NULL
+);
+
+-- Texts that are compared or ordered have the collation "C", so that every database orders them alike.
+
+-- The database's clock, as every statement reads it: ms since the epoch, at the start of the statement.
+CREATE FUNCTION now_ms() RETURNS BIGINT LANGUAGE sql STABLE AS
+    'SELECT (EXTRACT(EPOCH FROM statement_timestamp()) * 1000)::BIGINT';
+
+-- Runs, jobs and the queue.
+-- No foreign keys: rows that belong together are written and deleted in one unit.
+
+CREATE TABLE demand_classes (
+    id BIGINT PRIMARY KEY,
+    key TEXT COLLATE "C" NOT NULL UNIQUE,
+    demand TEXT NOT NULL
+);
+
+CREATE TABLE runs (
+    id TEXT COLLATE "C" PRIMARY KEY,
+    name TEXT NOT NULL,
+    org TEXT COLLATE "C" NOT NULL,
+    status TEXT COLLATE "C" NOT NULL CHECK (status IN ('running', 'cancelling', 'success', 'failed', 'cancelled')),
+    submitted_by TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    finished_at BIGINT,
+    cancel_requested_at BIGINT,
+    -- Jobs that are not over; the end that takes it to 0 ends the run.
+    jobs_live INTEGER NOT NULL CHECK (jobs_live >= 0),
+    jobs_cancelled INTEGER NOT NULL DEFAULT 0,
+    -- Ended other than as success, skipped or cancelled.
+    jobs_failed INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE INDEX runs_created ON runs (created_at);
+CREATE INDEX runs_finished ON runs (finished_at) WHERE finished_at IS NOT NULL;
+
+CREATE TABLE jobs (
+    seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id TEXT COLLATE "C" NOT NULL UNIQUE,
+    run_id TEXT COLLATE "C" NOT NULL,
+    name TEXT NOT NULL,
+    org TEXT COLLATE "C" NOT NULL,
+    status TEXT COLLATE "C" NOT NULL CHECK (status IN (
+        'pending', 'queued', 'dispatched', 'running', 'recovering', 'cancelling',
+        'success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped'
+    )),
+    class_id BIGINT NOT NULL,
+    -- Whether other jobs need it: without, its end concerns its run only.
+    is_needed BOOLEAN NOT NULL,
+    created_at BIGINT NOT NULL,
+    queued_at BIGINT,
+    expires_at BIGINT,
+    agent_id TEXT COLLATE "C",
+    owner_instance_id TEXT COLLATE "C",
+    dispatched_at BIGINT,
+    ack_deadline BIGINT,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    recovery_deadline BIGINT,
+    started_at BIGINT,
+    finished_at BIGINT,
+    exit_code BIGINT,
+    signal INTEGER,
+    reason TEXT,
+    scaler TEXT,
+    cancel_requested_at BIGINT,
+    last_provisioning_error TEXT,
+    unroutable_since BIGINT,
+    needs TEXT NOT NULL,
+    spec TEXT NOT NULL
+);
+
+-- Rows of a queue die young: clean up early, or the heads of the indexes fill with the dead.
+ALTER TABLE jobs SET (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000, autovacuum_analyze_scale_factor = 0.05
+);
+
+CREATE INDEX jobs_queue ON jobs (class_id, seq) WHERE status = 'queued';
+CREATE INDEX jobs_of_run ON jobs (run_id, seq);
+CREATE INDEX jobs_by_status ON jobs (status, seq);
+CREATE INDEX jobs_held ON jobs (agent_id, seq)
+    WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
+CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
+    WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
+CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE status = 'dispatched';
+CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;
+CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
+CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since) WHERE unroutable_since IS NOT NULL;
+
+CREATE TABLE job_needs (
+    need_id TEXT COLLATE "C" NOT NULL,
+    job_id TEXT COLLATE "C" NOT NULL,
+    PRIMARY KEY (need_id, job_id)
+);
+
+CREATE INDEX job_needs_of_job ON job_needs (job_id);
+
+CREATE TABLE idempotency_keys (
+    key TEXT COLLATE "C" PRIMARY KEY,
+    run_id TEXT COLLATE "C" NOT NULL
+);
+
+CREATE INDEX idempotency_keys_of_run ON idempotency_keys (run_id);
+
+CREATE TABLE log_chunks (
+    position BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job_id TEXT COLLATE "C" NOT NULL,
+    stream SMALLINT NOT NULL,
+    byte_offset BIGINT NOT NULL,
+    received_at BIGINT NOT NULL,
+    data BYTEA NOT NULL,
+    UNIQUE (job_id, stream, byte_offset)
+);
+
+CREATE INDEX log_chunks_of_job ON log_chunks (job_id, position);
+
+-- Spawns, agents and their credentials.
+
+CREATE TABLE scaler_spawning_agents (
+    agent_id TEXT COLLATE "C" PRIMARY KEY,
+    scaler_name TEXT NOT NULL,
+    backend_type TEXT NOT NULL,
+    state TEXT COLLATE "C" NOT NULL CHECK (state IN ('booting', 'registered', 'ending')),
+    label_set TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    mandatory_labels TEXT NOT NULL,
+    shape TEXT NOT NULL,
+    machine_pool TEXT,
+    provisioning_targets TEXT NOT NULL,
+    roles TEXT,
+    token_id TEXT,
+    owner_instance_id TEXT COLLATE "C" NOT NULL,
+    worker_id TEXT,
+    bound_job_id TEXT COLLATE "C",
+    run_id TEXT COLLATE "C",
+    org TEXT COLLATE "C" NOT NULL,
+    job_image BOOLEAN NOT NULL,
+    reuse_idle_seconds DOUBLE PRECISION,
+    reuse_max_jobs INTEGER,
+    spawned_at BIGINT NOT NULL,
+    registered_at BIGINT,
+    adopted_by TEXT,
+    adopted_at BIGINT,
+    destroy_requested_at BIGINT,
+    end_reason TEXT
+);
+
+-- Cluster-wide, no two spawns serve one job.
+CREATE UNIQUE INDEX scaler_spawning_agents_serving ON scaler_spawning_agents (bound_job_id)
+    WHERE state IN ('booting', 'registered');
+CREATE INDEX scaler_spawning_agents_owner ON scaler_spawning_agents (owner_instance_id);
+
+CREATE TABLE scaler_reservations (
+    agent_id TEXT COLLATE "C" PRIMARY KEY,
+    scaler_name TEXT NOT NULL,
+    shape TEXT NOT NULL,
+    machine_pool TEXT,
+    owner_instance_id TEXT COLLATE "C" NOT NULL,
+    reserved_at BIGINT NOT NULL
+);
+
+CREATE INDEX scaler_reservations_owner ON scaler_reservations (owner_instance_id);
+
+CREATE TABLE agent_sessions (
+    agent_id TEXT COLLATE "C" PRIMARY KEY,
+    instance_id TEXT COLLATE "C" NOT NULL,
+    connection_id TEXT COLLATE "C" NOT NULL,
+    labels TEXT NOT NULL,
+    mandatory_labels TEXT NOT NULL,
+    token_id TEXT,
+    scaler_name TEXT,
+    backend_type TEXT,
+    facts TEXT NOT NULL,
+    registered_at BIGINT NOT NULL,
+    warm BOOLEAN NOT NULL
+);
+
+CREATE INDEX agent_sessions_instance ON agent_sessions (instance_id);
+
+CREATE TABLE agent_tokens (
+    id TEXT COLLATE "C" PRIMARY KEY,
+    token_hash TEXT COLLATE "C" NOT NULL UNIQUE,
+    token_prefix TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('static', 'ephemeral')),
+    labels TEXT,
+    mandatory_labels TEXT NOT NULL,
+    agent_id TEXT COLLATE "C",
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT,
+    revoked_at BIGINT,
+    last_seen_at BIGINT,
+    name TEXT NOT NULL
+);
+
+CREATE INDEX agent_tokens_agent ON agent_tokens (agent_id) WHERE agent_id IS NOT NULL;
+CREATE INDEX agent_tokens_created ON agent_tokens (created_at);
+
+CREATE TABLE api_tokens (
+    id TEXT COLLATE "C" PRIMARY KEY,
+    token_hash TEXT COLLATE "C" NOT NULL UNIQUE,
+    token_prefix TEXT NOT NULL,
+    name TEXT NOT NULL,
+    role TEXT NOT NULL,
+    secret_contexts TEXT,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT,
+    revoked_at BIGINT,
+    last_used_at BIGINT
+);
+
+-- The cluster and its settings.
+
+CREATE TABLE cluster_instances (
+    instance_id TEXT COLLATE "C" PRIMARY KEY,
+    role TEXT NOT NULL,
+    version TEXT NOT NULL,
+    address TEXT NOT NULL,
+    started_at BIGINT NOT NULL,
+    last_beat_at BIGINT NOT NULL,
+    draining BOOLEAN NOT NULL
+);
+
+-- A released lease keeps its row: its token must only grow.
+CREATE TABLE leases (
+    name TEXT COLLATE "C" PRIMARY KEY,
+    holder TEXT COLLATE "C" NOT NULL,
+    token BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL
+);
+
+CREATE TABLE cluster_settings (
+    name TEXT COLLATE "C" PRIMARY KEY,
+    value BIGINT NOT NULL
+);
+
+CREATE TABLE org_settings (
+    org TEXT COLLATE "C" NOT NULL,
+    name TEXT COLLATE "C" NOT NULL,
+    value BIGINT NOT NULL,
+    PRIMARY KEY (org, name)
+);
+
+CREATE TABLE scoped_secrets (
+    org TEXT COLLATE "C" NOT NULL,
+    context TEXT COLLATE "C" NOT NULL,
+    key TEXT COLLATE "C" NOT NULL,
+    sealed BYTEA NOT NULL,
+    key_version INTEGER NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (org, context, key)
+);
+
+CREATE TABLE access_log (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at BIGINT NOT NULL,
+    actor TEXT NOT NULL,
+    action TEXT NOT NULL,
+    target TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    detail TEXT NOT NULL
+);
+
+CREATE INDEX access_log_at ON access_log (at, id);
+
+CREATE TABLE meta (
+    name TEXT COLLATE "C" PRIMARY KEY,
+    value TEXT NOT NULL
+);
+
+INSERT INTO meta (name, value) VALUES ('settings_version', '0');
