@@ -6,9 +6,10 @@ with the reason and its compute goes.  While the store cannot be written nothing
 still, because what was not seen cannot be judged.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from kici.decide.dispatch import (
@@ -53,6 +54,8 @@ class Absence:
     """Monotonic seconds at which the grace ends."""
     is_settled: bool = False
     """What the loss itself asked for is done; only the grace is left."""
+    settling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while its jobs are settled: the agent is not let in before that ends, or both would move its jobs."""
 
 
 class Absences:
@@ -97,9 +100,16 @@ class Absences:
         self._absent[agent_id] = absence
         await self._advance(absence)
 
-    def returned(self, agent_id: AgentId) -> bool:
-        """The agent is back: what it holds is for its registration to reconcile.  Whether it was absent."""
-        return self._absent.pop(agent_id, None) is not None
+    async def returned(self, agent_id: AgentId) -> bool:
+        """The agent is back: what it holds is for its registration to reconcile, from when this returns.
+
+        Whether it was absent: then its jobs may have moved until now.
+        """
+        absence = self._absent.pop(agent_id, None)
+        if absence is None:
+            return False
+        async with absence.settling:
+            return True
 
     async def died(self, agent_id: AgentId, how: str) -> bool:
         """Proof of death ends the grace at once.  Whether the agent was absent."""
@@ -122,14 +132,24 @@ class Absences:
                 await self._advance(absence)
 
     async def _advance(self, absence: Absence) -> None:
+        async with absence.settling:
+            if self._is_current(absence):
+                await self._advance_alone(absence)
+
+    def _is_current(self, absence: Absence) -> bool:
+        """False: the agent came back meanwhile."""
+        return self._absent.get(absence.agent_id) is absence
+
+    async def _advance_alone(self, absence: Absence) -> None:
+        cause = absence.cause
         try:
             plan, may_return = await self._settle(absence)
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
             return
-        if self._absent.get(absence.agent_id) is not absence:
-            return  # it came back meanwhile
-        absence.is_settled = True
+        if not self._is_current(absence):
+            return
+        absence.is_settled = absence.cause is cause  # else more is known since, and waits for its turn
         if may_return:
             return
         del self._absent[absence.agent_id]
@@ -149,6 +169,8 @@ class Absences:
                 grace_ms=absence.grace_ms,
             )
             plan = triage(agent, cause=absence.cause, how=absence.how, now=self._clock.now())
+            if not self._is_current(absence):
+                break
             done = [await self._apply(command, absence, held) for command in plan.jobs]
             is_given_up = any(isinstance(command, End) for command in plan.jobs)
             may_return = not is_given_up and any(job.status in STARTED for job in held)

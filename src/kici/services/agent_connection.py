@@ -120,6 +120,8 @@ class AgentConnection:
 
     async def received(self, frame: bytes | str) -> None:
         """One frame from the gateway.  Returns when it is dealt with."""
+        if self.is_over:
+            return
         self.is_busy = True
         try:
             await self.apply(self.half.receive(frame, self._work.clock.monotonic()))
@@ -129,7 +131,13 @@ class AgentConnection:
 
     async def closed(self, code: int) -> None:
         """The socket is closed, by whichever side."""
-        await self._doors.gone(self, self.leaving or f"its connection closed ({code})")
+        await self._doors.gone(self, self._how(code))
+
+    def _how(self, code: int) -> str:
+        """What is known best of its end."""
+        if self.ended_how:
+            return self.ended_how
+        return f"its connection closed ({code})" if self.leaving is None else f"it left ({self.leaving})"
 
     async def apply(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -164,6 +172,8 @@ class AgentConnection:
         agent = self.agent
         if agent is None or self.half.phase is not Phase.REGISTERED:
             return
+        if self._work.registry.get(agent.agent_id) is not agent:
+            return  # it goes on in a newer connection, and says again there what counts
         match message:
             case JobAck(job_id=job_id):
                 await self._patiently(lambda: self._work.lifecycle.acknowledged(agent, JobId(job_id)))

@@ -198,19 +198,22 @@ class AgentSessions:
         connection = None if agent is None else self._connections.get(agent.seat.connection_id)
         if connection is None:
             return False
+        await self._close(connection, cause=cause, code=code, why=why)
+        return True
+
+    async def _close(self, connection: AgentConnection, *, cause: LossCause, code: int, why: str) -> None:
         connection.cause = cause
         connection.close(code, why)
         await self.gone(connection, why)
-        return True
 
     def revoked(self, token_id: TokenId) -> None:
-        """A token was revoked: its connections close at once."""
-        for agent in self._registry:
-            if agent.token_id == token_id:
+        """A token was revoked: its connections close at once, also those that have not registered yet."""
+        for connection in self._connections.values():
+            if connection.token is not None and connection.token.id == token_id:
                 self._supervisor.start(
-                    f"revoked.{agent.agent_id}",
-                    self.dismiss(
-                        agent.agent_id,
+                    f"revoked.{connection.connection_id}",
+                    self._close(
+                        connection,
                         cause=LossCause.TOKEN_REVOKED,
                         code=CloseCode.UNAUTHORIZED,
                         why="its token was revoked",

@@ -6,7 +6,7 @@ job, so the job waits for exactly this agent however old other waiting jobs are.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, LossCause, Phase, Requeue, Resume, Start, reconcile
@@ -144,6 +144,7 @@ class Registration:
             if registered is None:
                 await self._refuse(connection, agent_id, TORN_DOWN)
                 return
+            registered, held = _claimed_before(registered, held, spawn)
             await self._welcome(connection, message, session, spawn, registered, held)
         except StoreDown as error:
             await self._refuse(
@@ -179,20 +180,19 @@ class Registration:
             self._registry.give(agent, registered.job.id)
         agent.draining = agent.draining or self._is_ending(spawn)
         self._registry.add(agent)
-        self._absences.returned(agent.agent_id)
         if older is not None and older.seat.connection_id != connection.connection_id:
             emit(Event.AGENT_RETURNED, agent_id=agent.agent_id, superseded=older.seat.connection_id)
             older.seat.close(CloseCode.SUPERSEDED, "superseded by a newer connection")
         if spawn is not None:
             self._computes.registered(spawn)
         emit(Event.AGENT_REGISTERED, agent_id=agent.agent_id, scaler=agent.scaler, remote=connection.remote)
+        was_absent = await self._absences.returned(agent.agent_id)
         if connection.is_over:
             return  # the caller passes it to the funnel
         if self._is_ending(spawn):  # its end was decided on while it registered
-            connection.cause = LossCause.DISMISSED
             await self._refuse(connection, agent.agent_id, TORN_DOWN)
             return
-        if older is not None:  # it may have been given a job since we looked
+        if was_absent or older is not None:  # its jobs may have moved since we looked
             held = await self._store.held_jobs(agent.agent_id)
             agent.jobs = dict.fromkeys(job.id for job in held)
         plan = await self._reconcile(agent, message, held)
@@ -270,6 +270,8 @@ class Registration:
 
     async def _refuse(self, connection: AgentConnection, agent_id: AgentId, refusal: Refuse) -> None:
         emit(Event.AGENT_REFUSED, agent_id=agent_id, code=refusal.close_code, reason=refusal.reason)
+        if refusal.is_permanent:
+            connection.cause = LossCause.DISMISSED
         if refusal.reclaims:
             self._computes.reclaim(agent_id)
         await connection.apply(connection.half.refused(refusal.close_code, refusal.reason))
@@ -366,6 +368,16 @@ class Registration:
             jobs=verdicts,
             coordinators=self._coordinators(),
         )
+
+
+def _claimed_before(registered: Registered, held: list[Job], spawn: Spawn | None) -> tuple[Registered, list[Job]]:
+    """An earlier try, whose answer was lost, may have claimed the bound job: it is this registration's to hand over."""
+    if spawn is None or spawn.state is not SpawnState.BOOTING or registered.job is not None:
+        return registered, held
+    bound = [job for job in held if job.id == spawn.bound_job_id and job.status is JobStatus.DISPATCHED]
+    if not bound:
+        return registered, held
+    return replace(registered, job=bound[0]), [job for job in held if job is not bound[0]]
 
 
 def _record(spawn: Spawn) -> AgentRecord:

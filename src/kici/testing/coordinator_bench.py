@@ -27,6 +27,7 @@ from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
+from kici.observe.events import Event
 from kici.ports.backend import SpawnOrder
 from kici.ports.store import JobFilter, Store
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
@@ -86,6 +87,8 @@ class Bench:
         """Every machine that was made."""
         self.backends: dict[str, FakeBackend] = {}
         self.agents: dict[AgentId, BenchAgent] = {}
+        self.events: list[tuple[str, Mapping[str, Any]]] = []
+        """What was logged: name and fields."""
         self.failures: list[str] = []
         """Exceptions that reached the log."""
         self._stack = AsyncExitStack()
@@ -318,6 +321,10 @@ class Bench:
         """Rows of spawns."""
         return await self.store.spawns(owner=None, limit=1000)
 
+    def told(self, event: Event) -> list[Mapping[str, Any]]:
+        """The fields of each such event so far."""
+        return [fields for name, fields in self.events if name == event]
+
     def metric(self, name: str, **labels: str) -> float:
         """The value of a metric, as it would be scraped now; 0 where it was never touched."""
         self.coordinator.render_metrics()
@@ -359,14 +366,15 @@ def a_request(key: str, *labels: str, needs: Sequence[str] = (), **fields: Any) 
     )
 
 
-class _Failures(logging.Handler):
-    """Keeps exceptions that reached the log: nothing of the program may end that way."""
+class _Log(logging.Handler):
+    """Keeps the events, and the exceptions that reached the log: nothing of the program may end that way."""
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.DEBUG)
         self._bench = bench
 
     def emit(self, record: logging.LogRecord) -> None:
+        self._bench.events.append((record.getMessage(), getattr(record, "kici", {})))
         if record.exc_info is not None:
             self._bench.failures.append(logging.Formatter().format(record))
 
@@ -375,9 +383,11 @@ class _Failures(logging.Handler):
 async def a_bench(layout: Layout, *, is_started: bool = True) -> AsyncIterator[Bench]:
     async with a_store() as store:
         bench = Bench(layout, store, SeededEntropy(1))
-        handler = _Failures(bench)
+        handler = _Log(bench)
         logger = logging.getLogger("kici")
         logger.addHandler(handler)
+        level = logger.level
+        logger.setLevel(logging.DEBUG)
         try:
             if is_started:
                 await bench.starts()
@@ -388,6 +398,7 @@ async def a_bench(layout: Layout, *, is_started: bool = True) -> AsyncIterator[B
             assert not bench.failures, "\n".join(bench.failures)
         finally:
             logger.removeHandler(handler)
+            logger.setLevel(level)
             await bench._leaves()
 
 
