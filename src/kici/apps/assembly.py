@@ -359,7 +359,7 @@ class Coordinator:
         """Once agents are accepted: services run, and what was interrupted waits for its agents."""
         given = self.given
         await self.heartbeat.tick()
-        await self.recovery.jobs()
+        await self.recovery.jobs(self._is_connected)
         supervisor = given.supervisor
         supervisor.service("heartbeat", self.heartbeat.run)
         supervisor.service("election", self.elector.run)
@@ -394,13 +394,16 @@ class Coordinator:
 
     async def _end_of_grace(self) -> None:
         await self.given.clock.sleep(self._grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents
-        self.recovery.expire(lambda agent_id: self.registry.get(agent_id) is not None)
+        self.recovery.expire(self._is_connected)
 
     async def shutdown(self, *, keep_agents: bool) -> None:
         """End in order, within bounded time."""
         await self._shutdown.run(keep_agents=keep_agents)
 
     # ------------------------------------------------------------------ small answers
+
+    def _is_connected(self, agent_id: AgentId) -> bool:
+        return self.registry.get(agent_id) is not None
 
     def _backoff(self) -> BackoffSettings:
         return BackoffSettings(

@@ -45,7 +45,7 @@ class Recovery:
         grace_ms: Callable[[bool], int],
         retired: Callable[[Spawn], ScalerRuntime | None],
     ) -> None:
-        """`retired(row)` makes a scaler that is no longer configured able to clean up; None: it cannot here."""
+        """`retired(row)` makes a scaler that left the file able to look after its agents; None: it cannot here."""
         self._store = store
         self._fleet = fleet
         self._book = book
@@ -67,15 +67,17 @@ class Recovery:
             self._book.reserve(reservation)
         by_scaler: dict[ScalerName, list[Spawn]] = {name: [] for name in self._fleet.runtimes}
         for row in rows:
-            if row.scaler in by_scaler:
-                by_scaler[row.scaler].append(row)
-            else:
-                await self._abandoned(row)
+            by_scaler.setdefault(row.scaler, []).append(row)
         for name, mine in by_scaler.items():
-            await self._scaler(name, mine)
+            runtime = self._fleet.runtimes.get(name) or self._retired(mine[0])
+            if runtime is not None:
+                await self._scaler(runtime, mine)
+                continue
+            for row in mine:
+                await self._forget(row, "its scaler is no longer configured")
 
-    async def _scaler(self, name: ScalerName, rows: list[Spawn]) -> None:
-        runtime = self._fleet.runtimes[name]
+    async def _scaler(self, runtime: ScalerRuntime, rows: list[Spawn]) -> None:
+        """Take up what lives of one scaler.  One that left the file while nobody looked lets its jobs finish."""
         known = frozenset(row.agent_id for row in rows)
         alive = {compute.agent_id for compute in await runtime.backend.recover(known)}
         for row in rows:
@@ -94,21 +96,10 @@ class Recovery:
         try:
             orphans = await runtime.backend.cleanup_orphans(frozenset(alive))
         except KiciError as error:
-            emit(Event.ORPHANS_LEFT, level=logging.WARNING, scaler=name, error=str(error))
+            emit(Event.ORPHANS_LEFT, level=logging.WARNING, scaler=runtime.name, error=str(error))
         else:
             if orphans:
-                emit(Event.ORPHANS_REMOVED, level=logging.WARNING, scaler=name, count=orphans)
-
-    async def _abandoned(self, row: Spawn) -> None:
-        """Its scaler left the file while nobody looked: what lives of it here goes."""
-        runtime = self._retired(row)
-        if runtime is not None:
-            try:
-                await runtime.backend.reap_unowned(row.agent_id)
-            except KiciError as error:
-                emit(Event.ORPHANS_LEFT, level=logging.WARNING, scaler=row.scaler, error=str(error))
-                return  # the row stays, for the next start
-        await self._forget(row, "its scaler is no longer configured")
+                emit(Event.ORPHANS_REMOVED, level=logging.WARNING, scaler=runtime.name, count=orphans)
 
     async def _forget(self, row: Spawn, why: str) -> None:
         """No compute: the row, its reservation and its claim on the job go; the job is settled by `jobs`."""
@@ -117,14 +108,15 @@ class Recovery:
         self._book.release(row.agent_id)
         await self._store.delete_spawn(row.agent_id)
 
-    async def jobs(self) -> None:
+    async def jobs(self, is_connected: Callable[[AgentId], bool]) -> None:
         """Once agents are accepted: jobs of this instance wait for their agents to come back with them."""
         by_agent: dict[AgentId, list[Job]] = {}
         for job in await self._store.jobs_owned_by(self._instance_id, limit=ROWS_MAX):
             if job.agent_id is not None:
                 by_agent.setdefault(job.agent_id, []).append(job)
         for agent_id, jobs in by_agent.items():
-            await self._agent(agent_id, jobs)
+            if not is_connected(agent_id):  # one that is back, or was made since, is nobody to wait for
+                await self._agent(agent_id, jobs)
         self._waiting = {
             tracked.agent_id
             for tracked in self._spawns

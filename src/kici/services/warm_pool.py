@@ -98,6 +98,7 @@ class WarmPoolManager:
             return 0
         self._is_running = True
         try:
+            self._let_strays_go()
             for pool in self._pools:
                 self._let_go(pool, at_once=False)
             started = 0
@@ -122,6 +123,14 @@ class WarmPoolManager:
                 return number
             self._gauges.warm_spawned(pool.scaler)
         return count
+
+    def _let_strays_go(self) -> None:
+        """Idle warm agents of no pool: they were being made when a reload took their pool away."""
+        for agent in self._registry:
+            spawn = agent.spawn
+            is_idle_warm = spawn is not None and spawn.bound_job_id is None and agent.is_free
+            if spawn is not None and is_idle_warm and not any(_is_idle_of(agent, pool) for pool in self._pools):
+                self._reap(agent.agent_id, spawn.scaler)
 
     def _let_go(self, pool: Pool, *, at_once: bool) -> None:
         idle = [

@@ -135,7 +135,7 @@ class SimFleetBuilder:
 
     def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
         assert isinstance(runtime.backend, SimBackend), runtime.backend
-        runtime.backend.configure(entry)
+        runtime.backend.take(entry)
         runtime.caps = scaler_caps(entry)
         runtime.widen(entry.max_concurrent_spawns)
         runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
@@ -155,9 +155,10 @@ class SimBackend(FakeBackend):
         super().__init__(scaler=entry.name, machines=view, clock=clock, on_exit=on_exit)
         self._view = view
         self.scripts = scripts
-        self.configure(entry)
+        self.take(entry)
 
-    def configure(self, entry: ScalerEntry) -> None:
+    def take(self, entry: ScalerEntry) -> None:
+        """Serve a changed entry from now on."""
         self.max_agents = entry.max_agents
         self._sets = {set_key(chosen.labels) for chosen in entry.label_sets}
 
