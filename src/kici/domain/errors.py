@@ -28,6 +28,10 @@ class DeterministicRefusal(Permanent):
     """The host refuses this launch, and will until an operator changes something."""
 
 
+class JobRefused(Permanent):
+    """This one job can never be started as it is: its image, its log-in.  Others are not concerned."""
+
+
 class Misconfigured(Permanent):
     """The configuration is wrong; the message says where."""
 

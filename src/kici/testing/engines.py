@@ -47,8 +47,28 @@ def _systemd() -> str | None:
     return None if Path("/run/systemd/system").exists() else "this machine was not booted with systemd"
 
 
+_DOCKER_NEEDS: Final = {
+    "dockerd": "docker.io",
+    "containerd": "containerd",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "busybox": "busybox-static",
+}
+
+
+def _docker() -> str | None:
+    """Tests start an engine of their own, in a network namespace of their own."""
+    if os.geteuid() != 0:
+        return "only root can start a Docker engine in a network namespace"
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    absent = [package for program, package in _DOCKER_NEEDS.items() if shutil.which(program, path=path) is None]
+    return f"install {' '.join(sorted(absent))}" if absent else None
+
+
 _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "cgroups": _cgroups,
+    "docker": _docker,
     "postgres": _postgres,
     "systemd": _systemd,
 }

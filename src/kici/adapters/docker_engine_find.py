@@ -1,0 +1,63 @@
+"""Where the container engine of a scaler is: named in the configuration, or the first of the usual sockets."""
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from kici.domain.errors import DeterministicRefusal
+from kici.ports.engine import EngineAddress, EngineKind
+
+DOCKER_SOCKET: Final = "/var/run/docker.sock"
+PODMAN_SOCKET: Final = "/run/podman/podman.sock"
+
+
+def usual_sockets(environ: Mapping[str, str]) -> list[tuple[EngineKind, str]]:
+    """Where engines listen, in the order in which they are tried."""
+    sockets = [(EngineKind.DOCKER, DOCKER_SOCKET), (EngineKind.PODMAN, PODMAN_SOCKET)]
+    folder = environ.get("XDG_RUNTIME_DIR")
+    if folder:
+        sockets.append((EngineKind.PODMAN, f"{folder}/podman/podman.sock"))
+    return sockets
+
+
+def is_usable(path: str) -> bool:
+    """Whether there is a socket that this process may read and write."""
+    try:
+        return stat.S_ISSOCK(Path(path).stat().st_mode) and os.access(path, os.R_OK | os.W_OK)
+    except OSError:
+        return False
+
+
+def find_engine(
+    *,
+    runtime: str,
+    socket_path: str | None,
+    host: str | None,
+    environ: Mapping[str, str],
+    usable: Callable[[str], bool] = is_usable,
+) -> EngineAddress:
+    """`runtime`: `auto`, `docker` or `podman`.  Raises `DeterministicRefusal` with everything that was tried."""
+    if host is not None:
+        kind = EngineKind.PODMAN if runtime == EngineKind.PODMAN else EngineKind.DOCKER
+        return EngineAddress(url=host, kind=kind, is_local=False)
+    if socket_path is not None:
+        kind = EngineKind.PODMAN if "podman" in socket_path else EngineKind.DOCKER
+        if not usable(socket_path):
+            raise DeterministicRefusal(
+                f"socketPath {socket_path} is no socket that we may use; "
+                "start the engine, or mend the path or its rights"
+            )
+        return EngineAddress(url=f"unix://{socket_path}", kind=kind, is_local=True)
+    tried = []
+    for kind, path in usual_sockets(environ):
+        if runtime not in ("auto", kind.value):
+            continue
+        if usable(path):
+            return EngineAddress(url=f"unix://{path}", kind=kind, is_local=True)
+        tried.append(path)
+    raise DeterministicRefusal(
+        f"no container engine found: {' and '.join(tried) or 'nothing'} tried; install Docker or Podman, "
+        "let this user use its socket, or set socketPath or host on the scaler"
+    )

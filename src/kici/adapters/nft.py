@@ -1,0 +1,89 @@
+"""The packet filter by its command, `nft`: a script on standard input is one transaction."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, Retryable
+
+NFT_SECONDS: Final = 10.0
+PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Nft:
+    """Contract: `ports.network.PacketFilter`."""
+
+    def __init__(self, command: Sequence[str] = ("nft",)) -> None:
+        """`command` may begin with whatever gives the right to use it."""
+        self._command = tuple(command)
+
+    async def apply(self, script: str) -> None:
+        code, _, error = await self._run("-f", "-", stdin=script)
+        if code != 0:
+            raise _fault(error)
+
+    async def elements(self, table: str, verdict_map: str) -> dict[str, str]:
+        code, output, error = await self._run("-j", "list", "map", "inet", table, verdict_map)
+        if code != 0:
+            fault = _fault(error)
+            if isinstance(fault, Conflict):
+                return {}
+            raise fault
+        return dict(_elements(json.loads(output)))
+
+    async def problem(self) -> str | None:
+        try:
+            code, _, error = await self._run("list", "tables")
+        except KiciError as fault:
+            return str(fault)
+        return None if code == 0 else str(_fault(error))
+
+    async def _run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={"PATH": PATH, "LC_ALL": "C"},
+            )
+        except FileNotFoundError as error:
+            raise DeterministicRefusal(
+                "nft is not installed, and without it agents cannot be isolated; install nftables, "
+                "or set networkIsolation: false on the scaler"
+            ) from error
+        try:
+            async with asyncio.timeout(NFT_SECONDS):
+                output, errors = await process.communicate(stdin.encode())
+        except TimeoutError as error:
+            raise Retryable(f"nft did not end within {NFT_SECONDS:g} s") from error
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+def _elements(told: Any) -> list[tuple[str, str]]:
+    found = []
+    for item in told["nftables"]:
+        for key, verdict in (item.get("map") or {}).get("elem") or ():
+            address = key["elem"]["val"] if isinstance(key, dict) and "elem" in key else key
+            found.append((str(address), str(verdict["jump"]["target"])))
+    return found
+
+
+def _fault(text: str) -> KiciError:
+    short = " ".join(text.split())[:500]
+    if "not permitted" in text:
+        return DeterministicRefusal(
+            f"nft may not be used by us: the capability NET_ADMIN is missing ({short}); "
+            "run the coordinator with it, or set networkIsolation: false on the scaler"
+        )
+    if any(word in text for word in ("No such file", "File exists", "Device or resource busy", "does not exist")):
+        return Conflict(f"the packet filter is not as expected: {short}")
+    return DeterministicRefusal(f"nft refused our rules: {short}")

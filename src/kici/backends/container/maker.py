@@ -1,0 +1,162 @@
+"""How one agent's container comes to be: image, runtime, container, token, start, rules.
+
+Each step writes what it made into the tracked agent before the next begins, so that whoever undoes a spawn knows
+what there may be.  What the engine is asked to make is awaited to its end even when the spawn is called off: only
+then is it known what to undo.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kici.backends.container.compute import Tracked
+from kici.backends.container.house import House
+from kici.decide import container_plan as plan
+from kici.domain.container import ContainerSpec, RegistryAuth
+from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, NotFound, Retryable
+from kici.domain.ids import ScalerName
+from kici.kit.finish import finish
+from kici.ports.backend import JobContainer, SpawnOrder
+from kici.ports.engine import EngineDown, EngineRefused, ImageInfo, ImageRefused
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS_MAX: Final = 150.0
+PASSWD_BYTES_MAX: Final = 256 * 1024
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakerSettings:
+    scaler: ScalerName
+    """Whose agents these are."""
+    owner: str
+    """The installation that makes them."""
+    is_isolated: bool
+    """Whether agents live on the isolated network, under rules."""
+    extra_hosts: tuple[str, ...] = ()
+    """Further names that agents can resolve."""
+
+
+class Maker:
+    def __init__(self, *, house: House, settings: MakerSettings, environment: dict[str, str]) -> None:
+        self._house = house
+        self._settings = settings
+        self._environment = environment
+
+    async def make(self, agent: Tracked, chosen: plan.ContainerSet, order: SpawnOrder, report: Report) -> None:
+        """All steps.  Raises `DeterministicRefusal`, `JobRefused`, `Permanent` or `Retryable`; undoes nothing."""
+        house, settings = self._house, self._settings
+        if settings.is_isolated:
+            await self._fence()
+        image = await self._image(chosen, order.container, report)
+        carries = order.container is None and image.labels.get(plan.CARRIES_AGENT) == "own"
+        name = chosen.image if order.container is None else order.container.image
+        injected = None if carries else await house.runtimes.ensure(name, report)
+        gateway = house.fencing.network.gateway if settings.is_isolated and house.fencing is not None else None
+        url = plan.reachable_url(order.orchestrator_url, None if gateway is None else str(gateway))
+        spec = plan.plan_container(
+            chosen,
+            self._agent_order(agent, order, url),
+            plan.Surroundings(
+                environment=self._environment,
+                network=house.fencing.network.name if settings.is_isolated and house.fencing is not None else None,
+                extra_hosts=settings.extra_hosts,
+                socket=house.engine.address.socket,
+                injected=injected,
+            ),
+        )
+        agent.is_attempted = True
+        try:
+            await finish(self._create(agent, spec), seconds=STEP_SECONDS_MAX, what=f"creating container {spec.name}")
+            uid, gid = await self._user(agent, image)
+            await house.engine.put(agent.container, plan.agent_files(agent.id, order.token, uid=uid, gid=gid))
+            starting = house.engine.start(agent.container)
+            await finish(starting, seconds=STEP_SECONDS_MAX, what=f"starting container {spec.name}")
+        except (EngineRefused, NotFound) as error:
+            raise self._refused(order.container, error) from error
+        except Conflict as error:
+            raise Retryable(f"the container of agent {agent.id} cannot be made now: {error}") from error
+        if settings.is_isolated:
+            await self._admit(agent, chosen, url)
+
+    async def _fence(self) -> None:
+        fencing = self._house.fencing
+        if fencing is None:
+            raise DeterministicRefusal(
+                f"scaler {self._settings.scaler}: agents of an engine on another machine cannot be isolated from here; "
+                "set networkIsolation: false, and isolate them there"
+            )
+        await fencing.ensure()
+
+    async def _image(self, chosen: plan.ContainerSet, container: JobContainer | None, report: Report) -> ImageInfo:
+        images = self._house.images
+        if container is None:
+            try:
+                return await images.ensure(chosen.image, policy=chosen.pull_policy, auth=None, on_progress=report)
+            except EngineDown:
+                raise
+            except (ImageRefused, Retryable) as error:
+                raise DeterministicRefusal(f"scaler {self._settings.scaler}: {error}") from error
+        auth = None
+        if container.password is not None:
+            auth = RegistryAuth(
+                username=container.username or "", password=container.password, server=container.registry or ""
+            )
+        try:
+            return await images.ensure(container.image, policy="IfNotPresent", auth=auth, on_progress=report)
+        except ImageRefused as error:
+            raise JobRefused(str(error)) from error
+
+    def _agent_order(self, agent: Tracked, order: SpawnOrder, url: str) -> plan.AgentOrder:
+        return plan.AgentOrder(
+            agent_id=agent.id,
+            scaler=self._settings.scaler,
+            owner=self._settings.owner,
+            label_set=order.label_set,
+            labels=order.labels,
+            url=url,
+            spawned_at=agent.spawned_at,
+            limits=order.limits,
+            job_image=None if order.container is None else order.container.image,
+            job_id=order.bound_job_id,
+            run_id=order.run_id,
+            has_token=order.token is not None,
+        )
+
+    async def _create(self, agent: Tracked, spec: ContainerSpec) -> None:
+        agent.container = await self._house.engine.create(spec)
+
+    async def _user(self, agent: Tracked, image: ImageInfo) -> tuple[int, int]:
+        """Whom the agent runs as: its files must be its own.  A name is looked up where it means something."""
+        if image.user in ("", "0", "root"):
+            return 0, 0
+        passwd = await self._house.engine.read(agent.container, "/etc/passwd", bytes_max=PASSWD_BYTES_MAX)
+        ids = plan.user_ids(image.user, (passwd or b"").decode(errors="replace"))
+        if ids is None:
+            raise EngineRefused(f"the image wants to run as {image.user}, whom its /etc/passwd does not know")
+        return ids
+
+    def _refused(self, container: JobContainer | None, error: KiciError) -> KiciError:
+        """The engine will not: because of the job's image, or of what the operator configured."""
+        if plan.RUNTIME_PLACE in str(error):
+            self._house.runtimes.forget()
+            return Retryable(f"the runtime volume is not what it was, and is looked at anew: {error}")
+        if container is not None:
+            return JobRefused(f"no agent can be started in image {container.image}: {error}")
+        return DeterministicRefusal(f"scaler {self._settings.scaler}: {error}")
+
+    async def _admit(self, agent: Tracked, chosen: plan.ContainerSet, url: str) -> None:
+        fencing = self._house.fencing
+        assert fencing is not None, "isolation was checked before"
+        found = await self._house.engine.inspect(agent.container)
+        address = None if found is None else found.addresses.get(fencing.network.name)
+        if address is None:
+            if found is None or not found.is_running:
+                return  # it has ended already: whoever watches it tells how
+            raise Retryable(f"container {agent.ref} has no address on {fencing.network.name}")
+        names = dict(each.partition(":")[::2] for each in self._settings.extra_hosts)
+        agent.address = address  # first: rules that may have come to be are found by it
+        await fencing.admit(agent.id, address, chosen.policy, url, names)
