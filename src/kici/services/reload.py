@@ -45,7 +45,7 @@ class Builder(Protocol):
         ...
 
     def build_retired(self, row: Spawn) -> ScalerRuntime | None:
-        """A scaler that left the file, able to clean up after itself; None where its type is not made here."""
+        """A scaler that left the file, able to look after its agents; None where its type is not made here."""
         ...
 
 
@@ -80,7 +80,7 @@ class Reload:
         on_result: Callable[[str], None],
         capacity_changed: Callable[[], None],
     ) -> None:
-        """`on_result(outcome)` counts; `capacity_changed()` offers waiting jobs again."""
+        """`on_result` counts attempts, successes and failures; `capacity_changed()` offers waiting jobs again."""
         self._config = config
         self._read = read
         self._builder = builder
@@ -108,6 +108,7 @@ class Reload:
         if self._is_busy:
             return self._rejected(("another reload is under way; ask again when it is done",))
         self._is_busy = True
+        self._on_result("attempted")
         try:
             new = await self._read()
             if not isinstance(new, ScalersConfig):
@@ -131,20 +132,21 @@ class Reload:
         """Drop every retiring scaler whose last agent is gone.  How many."""
         gone = [name for name in self._retiring if not self._has_agents(name)]
         for name in gone:
-            runtime = self._manager.fleet.runtimes[name]
+            runtime = self._forget(name)
             try:
                 await runtime.backend.shutdown_all()
             except KiciError as error:
                 emit(Event.BACKEND_STUCK, level=logging.WARNING, scaler=name, error=str(error))
-                continue
-            if name not in self._retiring or self._has_agents(name):
-                continue  # it came back meanwhile
-            del self._retiring[name]
-            left = {key: kept for key, kept in self._manager.fleet.runtimes.items() if key != name}
-            fleet = self._manager.fleet
-            self._manager.fleet = Fleet(runtimes=left, router=fleet.router, caps=fleet.caps)
             emit(Event.SCALER_RETIRED, scaler=name)
         return len(gone)
+
+    def _forget(self, name: ScalerName) -> ScalerRuntime:
+        """Before its end is awaited, so that nobody ends it twice and no reload brings back what is ending."""
+        del self._retiring[name]
+        fleet = self._manager.fleet
+        left = {key: kept for key, kept in fleet.runtimes.items() if key != name}
+        self._manager.fleet = Fleet(runtimes=left, router=fleet.router, caps=fleet.caps)
+        return fleet.runtimes[name]
 
     async def _apply(self, new: ScalersConfig, plan: ReloadPlan) -> ReloadReport:
         built: dict[ScalerName, ScalerRuntime] = {}
@@ -190,11 +192,11 @@ class Reload:
     def _rejected(self, problems: tuple[str, ...]) -> ReloadReport:
         for problem in problems:
             emit(Event.RELOAD_REJECTED, level=logging.ERROR, problem=problem)
-        self._on_result("rejected")
+        self._on_result("failed")
         return ReloadReport(outcome="rejected", problems=problems)
 
     def _report(self, outcome: str, plan: ReloadPlan) -> ReloadReport:
-        self._on_result(outcome)
+        self._on_result("success")
         report = ReloadReport(
             outcome=outcome,
             added=tuple(entry.name for entry in plan.added),

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Coordinator, Given
-from kici.config.model import BackendType, Cap, LabelSet, ScalerEntry, ScalersConfig
+from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.config.model import BackendType, Cap, Defaults, LabelSet, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
 from kici.domain.access import Actor, Role
 from kici.domain.document import JobRequest, SubmitRun
+from kici.domain.errors import Misconfigured
 from kici.domain.ids import DEFAULT_ORG, AgentId, JobId, OrgId, RunId, ScalerName
 from kici.domain.job import Job, JobStatus, Run
 from kici.domain.platform import Host
@@ -68,6 +69,7 @@ class Layout:
     scalers: Sequence[ScalerEntry] = ()
     max_agents: int = 100
     """Over all scalers."""
+    defaults: Defaults = field(default_factory=Defaults)
     cap: Cap = field(default_factory=Cap)
     settings: Mapping[str, int] = field(default_factory=dict)
     sweep_seconds: float = 10.0
@@ -89,6 +91,10 @@ class Bench:
         self.agents: dict[AgentId, BenchAgent] = {}
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         """What was logged: name and fields."""
+        self.unbuildable: set[str] = set()
+        """Scalers that this host cannot serve."""
+        self.file: ScalersConfig | tuple[str, ...] = ()
+        """What a reload reads: a configuration, or the problems of an invalid one."""
         self.failures: list[str] = []
         """Exceptions that reached the log."""
         self._stack = AsyncExitStack()
@@ -131,6 +137,8 @@ class Bench:
             coordinator.sessions.compute_ended(agent_id, how)
 
         entropy = self.entropy.fork(f"coordinator at {self.clock.monotonic()}")
+        self.file = config = self._config()
+        builder = BenchBuilder(self, ended)
         coordinator = Coordinator(
             Given(
                 store=trapped(faulty(self.store, self.faults), self.traps),
@@ -139,7 +147,8 @@ class Bench:
                 supervisor=self.supervisor,
                 sealer=AesGcmSealer(KEY, entropy),
                 instance=an_instance(id=HERE),
-                fleet=self._fleet(ended),
+                fleet=builder.fleet(config),
+                configuration=Configuration(config=config, read=self._read, builder=builder, host=HOST),
                 configured=self.layout.settings,
                 sweep_seconds=self.layout.sweep_seconds,
                 addresses=(URL,),
@@ -147,38 +156,18 @@ class Bench:
         )
         return coordinator
 
-    def _fleet(self, ended: Callable[[AgentId, str], None]) -> Fleet:
+    def _config(self) -> ScalersConfig:
         layout = self.layout
-        config = ScalersConfig(
-            scalers=tuple(layout.scalers), global_max_agents=layout.max_agents, global_resource_cap=layout.cap
+        return ScalersConfig(
+            scalers=tuple(layout.scalers),
+            global_max_agents=layout.max_agents,
+            global_resource_cap=layout.cap,
+            defaults=layout.defaults,
         )
-        self.backends = {
-            entry.name: FakeBackend(
-                scaler=entry.name,
-                machines=self.machines,
-                clock=self.clock,
-                on_exit=ended,
-                sets=tuple(chosen.labels for chosen in entry.label_sets),
-                max_agents=entry.max_agents,
-            )
-            for entry in config.scalers
-        }
-        return Fleet(
-            runtimes={
-                entry.name: ScalerRuntime(
-                    name=entry.name,
-                    backend=self.backends[entry.name],
-                    caps=scaler_caps(entry),
-                    orchestrator_url=URL,
-                    spawns_at_once=entry.max_concurrent_spawns,
-                    reuse_idle_seconds=entry.reuse.idle_seconds if entry.reuse else None,
-                    reuse_max_jobs=entry.reuse.max_jobs if entry.reuse else None,
-                )
-                for entry in config.scalers
-            },
-            router=Router(routables(config, HOST)),
-            caps=host_caps(config),
-        )
+
+    async def _read(self) -> ScalersConfig | tuple[str, ...]:
+        """The scalers file: whatever a test has put into `file`."""
+        return self.file
 
     # --- time
 
@@ -423,3 +412,50 @@ def benched(*scalers: ScalerEntry, is_started: bool = True, **layout: Any) -> Ca
         return run
 
     return wrap
+
+
+class BenchBuilder:
+    """Makes and changes fake backends for entries of the configuration."""
+
+    def __init__(self, bench: Bench, ended: Callable[[AgentId, str], None]) -> None:
+        self._bench = bench
+        self._ended = ended
+
+    def fleet(self, config: ScalersConfig) -> Fleet:
+        return Fleet(
+            runtimes={entry.name: self.build(entry) for entry in config.scalers},
+            router=Router(routables(config, HOST)),
+            caps=host_caps(config),
+        )
+
+    def build(self, entry: ScalerEntry) -> ScalerRuntime:
+        self.check(entry)
+        backend = FakeBackend(
+            scaler=entry.name,
+            machines=self._bench.machines,
+            clock=self._bench.clock,
+            on_exit=self._ended,
+            sets=tuple(chosen.labels for chosen in entry.label_sets),
+            max_agents=entry.max_agents,
+        )
+        self._bench.backends[entry.name] = backend
+        runtime = ScalerRuntime(
+            name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url=URL, spawns_at_once=8
+        )
+        self.apply(runtime, entry)
+        return runtime
+
+    def check(self, entry: ScalerEntry) -> None:
+        if entry.name in self._bench.unbuildable:
+            raise Misconfigured(f"scaler {entry.name}: this host cannot serve it")
+
+    def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
+        backend = self._bench.backends[entry.name]
+        backend.configure(sets=tuple(chosen.labels for chosen in entry.label_sets), max_agents=entry.max_agents)
+        runtime.caps = scaler_caps(entry)
+        runtime.widen(entry.max_concurrent_spawns)
+        runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
+        runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
+
+    def build_retired(self, row: Spawn) -> ScalerRuntime | None:
+        return self.build(a_scaler(row.scaler, row.label_set, max_agents=1))

@@ -128,6 +128,11 @@ class FakeBackend:
     def spawns_on_local_host(self) -> bool:
         return self.is_local
 
+    def configure(self, *, sets: tuple[tuple[str, ...], ...], max_agents: int) -> None:
+        """Serve a changed entry from now on."""
+        self._sets = {set_key(labels) for labels in sets}
+        self.max_agents = max_agents
+
     def active_count(self) -> int:
         return len(self._agents)
 

@@ -1,0 +1,172 @@
+"""Warm pools at work: full before the first job, refilled, shrunk, and never counted twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from kici.config.model import LabelSet, ScalerEntry, WarmPool
+from kici.domain.job import JobStatus
+from kici.domain.resources import Ask, ResourceRequest
+from kici.domain.spawn import ScaleDownReason
+from kici.testing.coordinator_bench import Bench, a_scaler, benched
+
+CPU = ResourceRequest(requests=Ask(cpus=1.0), limits=Ask(cpus=4.0))
+SET = LabelSet(labels=("linux", "x64"), resources=CPU)
+
+
+def pool(size: int, *, max_agents: int = 16, idle_seconds: float = 300.0, enabled: bool = True) -> ScalerEntry:
+    warm = WarmPool(enabled=enabled, size=size, idle_timeout_seconds=idle_seconds)
+    return a_scaler("local", label_sets=(SET,), max_agents=max_agents, warm_pool=warm)
+
+
+async def fill(bench: Bench, count: int) -> None:
+    """Every machine of the pool comes up as an agent."""
+    for number in range(count):
+        await bench.made(number)
+    await bench.passes()
+
+
+async def reload(bench: Bench, *scalers: ScalerEntry) -> None:
+    bench.file = replace(bench._config(), scalers=scalers)
+    report = await bench.coordinator.reload_scalers()
+    assert report.outcome == "applied", report
+    await bench.passes()
+
+
+def ended(bench: Bench) -> list[ScaleDownReason]:
+    return [reason for _, reason in bench.backends["local"].destroyed]
+
+
+@pytest.mark.spec("scaler 18.14.15")
+@benched(pool(3))
+async def test_the_pool_is_filled_at_the_start_without_any_job(bench: Bench) -> None:
+    await bench.passes()
+    assert len(bench.orders) == 3
+    assert all(order.bound_job_id is None for order in bench.orders)
+    assert bench.metric("kici_orch_scaler_warm_pool_in_flight", scaler="local", labelSet="linux,x64") == 3
+    assert bench.metric("kici_orch_scaler_warm_pool_spawns_total", scaler="local") == 3
+
+
+@pytest.mark.spec("scaler 18.14.2")
+@benched(pool(3))
+async def test_spawns_under_way_count(bench: Bench) -> None:
+    await bench.passes(100)
+    assert len(bench.orders) == 3
+
+
+@pytest.mark.spec("scaler 18.14.3")
+@benched(pool(1))
+async def test_a_machine_that_dies_before_it_registers_is_replaced_once_the_scaler_may_be_asked(bench: Bench) -> None:
+    first = await bench.machine()
+    bench.machines.die(first.agent_id)
+    await bench.passes(5)
+    assert len(bench.orders) == 1, "the scaler is deferred first"
+    await bench.passes(90)
+    assert len(bench.orders) == 2
+
+
+@pytest.mark.spec("scaler 18.14.4")
+@benched(pool(5, max_agents=3))
+async def test_a_pool_larger_than_its_scaler_fills_what_there_is(bench: Bench) -> None:
+    await bench.passes(100)
+    assert len(bench.orders) == 3
+
+
+@benched(pool(2))
+async def test_a_warm_agent_takes_a_job_at_once_and_the_pool_is_filled_again(bench: Bench) -> None:
+    await fill(bench, 2)
+    job = await bench.submits()
+    assert await bench.status(job) is JobStatus.DISPATCHED
+    await bench.passes(2)
+    assert len(bench.orders) == 3
+
+
+@pytest.mark.spec("scaler 18.14.12")
+@benched(pool(1))
+async def test_a_job_of_another_shape_gets_an_agent_of_its_own(bench: Bench) -> None:
+    await fill(bench, 1)
+    await bench.submits(cpus=2.0)
+    await bench.passes()
+    assert [order.bound_job_id is None for order in bench.orders] == [True, False]
+
+
+@pytest.mark.spec("scaler 18.14.6")
+@benched(pool(2))
+async def test_agents_within_the_size_are_never_let_go(bench: Bench) -> None:
+    await fill(bench, 2)
+    await bench.passes(150)
+    assert ended(bench) == []
+    assert len(bench.machines.alive) == 2
+
+
+@pytest.mark.spec("scaler 18.14.7")
+@benched(pool(3))
+async def test_a_reload_that_shrinks_the_pool_ends_the_oldest_at_once(bench: Bench) -> None:
+    await fill(bench, 3)
+    await reload(bench, pool(1))
+    assert ended(bench) == [ScaleDownReason.IDLE] * 2
+    assert list(bench.machines.alive) == [bench.orders[2].agent_id]
+    assert bench.metric("kici_orch_scaler_warm_pool_target", scaler="local", labelSet="linux,x64") == 1
+    assert bench.metric("kici_orch_scaler_warm_pool_reaped_total", scaler="local") == 2
+
+
+@benched(pool(2))
+async def test_a_pool_that_is_switched_off_ends_all_and_its_gauges_go(bench: Bench) -> None:
+    await fill(bench, 2)
+    await reload(bench, pool(2, enabled=False))
+    assert ended(bench) == [ScaleDownReason.IDLE] * 2
+    await bench.is_clean()
+
+
+@pytest.mark.spec("T9.2")
+@benched(a_scaler("local", label_sets=(SET,)))
+async def test_the_target_of_a_new_pool_shows_at_once(bench: Bench) -> None:
+    await reload(bench, pool(4))
+    assert bench.metric("kici_orch_scaler_warm_pool_target", scaler="local", labelSet="linux,x64") == 4
+
+
+@pytest.mark.spec("scaler 18.14.9", "T7.6")
+@benched(pool(1))
+async def test_an_agent_that_got_a_job_is_not_let_go(bench: Bench) -> None:
+    await fill(bench, 1)
+    job = await bench.submits()
+    await reload(bench, pool(0))
+    assert ended(bench) == []
+    agent = bench.coordinator.registry.get(bench.orders[0].agent_id)
+    assert agent is not None
+    assert not agent.draining
+    assert await bench.status(job) is JobStatus.DISPATCHED
+
+
+@pytest.mark.spec("scaler 18.14.11")
+@benched(pool(0, idle_seconds=1.0))
+async def test_agents_made_for_jobs_are_not_the_pools_to_let_go(bench: Bench) -> None:
+    job = await bench.submits()
+    agent = await bench.booted()
+    await bench.cancels(job)
+    assert agent.agent_id in {order.agent_id for order in bench.orders}
+    await bench.passes(100)
+    assert ScaleDownReason.IDLE not in ended(bench)
+
+
+@benched(pool(2))
+async def test_a_restart_does_not_fill_the_pool_a_second_time(bench: Bench) -> None:
+    await fill(bench, 2)
+    await bench.is_killed()
+    await bench.starts()
+    await bench.passes(50)
+    assert len(bench.orders) == 2
+    for order in bench.orders:
+        await bench.agents[order.agent_id].registers()
+    await bench.passes(60)
+    assert len(bench.orders) == 2
+    assert len(bench.machines.alive) == 2
+
+
+@benched(pool(2))
+async def test_a_draining_coordinator_fills_nothing(bench: Bench) -> None:
+    await fill(bench, 2)
+    bench.coordinator.drain.draining = True
+    bench.dies(bench.agents[bench.orders[0].agent_id])
+    await bench.passes(100)
+    assert len(bench.orders) == 2
