@@ -64,9 +64,16 @@ lint: $(VENV)/.dev ## format, lint and layers, without changing anything
 types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
-.PHONY: check
-check: lint types ## lint, types, tidy, unit, property, in-process contracts, simulation seeds: before every push
+.PHONY: types-twice
+types-twice: $(VENV)/.dev
+	$(BIN)/basedpyright
+
+.PHONY: check-tests
+check-tests: $(VENV)/.dev
 	$(PYTEST) -q -n 2 --dist worksteal -m "not engine" $(CHECKED_TESTS)
+
+.PHONY: check
+check: lint types check-tests ## lint, types, tidy, unit, property, in-process contracts, simulation: before every push
 
 .PHONY: test
 test: $(VENV)/.dev ## the whole suite on the engines of this machine (REQUIRE_ENGINES=postgres: fail without it)
@@ -81,9 +88,7 @@ bench: $(VENV)/.dev ## measure, on both stores, and print how
 	PYTHONPATH=. $(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: ci
-ci: check ## what .ci/run runs: check, basedpyright, the whole suite
-	$(BIN)/basedpyright
-	$(PYTEST) -n 2 --dist worksteal tests
+ci: lint types types-twice test ## what .ci/run runs: lint, types, basedpyright, the whole suite
 
 # --- write about it
 
