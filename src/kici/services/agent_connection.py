@@ -82,6 +82,7 @@ class AgentConnection:
         work: "FrameWork",
     ) -> None:
         self._connection_id = connection_id
+        self._opened_at = work.clock.monotonic()
         self._link = link
         self.half = half
         self._doors = doors
@@ -107,6 +108,10 @@ class AgentConnection:
     @property
     def connection_id(self) -> ConnectionId:
         return self._connection_id
+
+    @property
+    def opened_at(self) -> float:
+        return self._opened_at
 
     @property
     def remote(self) -> str:

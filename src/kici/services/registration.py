@@ -45,6 +45,7 @@ from kici.wire.messages import (
     Reuse,
 )
 
+OVERTAKEN = Refuse(close_code=CloseCode.SUPERSEDED, reason="superseded by a newer connection")
 TORN_DOWN = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
 
 
@@ -174,6 +175,9 @@ class Registration:
         given = max(self._computes.jobs_given(session.agent_id), len(held))
         agent = _connected(connection, message, session, spawn, given=given)
         older = self._registry.get(agent.agent_id)
+        if older is not None and older.seat.opened_at > connection.opened_at:
+            await self._refuse(connection, agent.agent_id, OVERTAKEN)
+            return
         connection.agent = agent
         agent.jobs = dict.fromkeys([*(() if older is None else older.jobs), *(job.id for job in held)])
         if registered.job is not None:

@@ -22,6 +22,7 @@ JOB = JobId("job-1")
 @dataclass(slots=True)
 class FakeSeat:
     connection_id: ConnectionId
+    opened_at: float = 0.0
     sent: list[Message] = field(default_factory=list)
 
     def send(self, message: Message) -> None:
