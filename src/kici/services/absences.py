@@ -2,8 +2,8 @@
 
 What follows from a loss is decided by `decide.dispatch.triage`; here it is carried out.  An agent that is lost
 with started jobs gets a grace to return with them.  When that ends, or the agent is proven dead, its jobs end
-with the reason and its compute goes.  While the store cannot be written nothing is settled: the grace stands
-still, because what was not seen cannot be judged.
+with the reason and its compute goes.  While the store does not answer nothing is settled and the grace stands
+still: the agent could not be let in either.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ from kici.ports.store import JobStore
 from kici.services.dispatcher import Dispatcher
 from kici.services.job_lifecycle import JobLifecycle
 
+AGAIN_SECONDS: Final = 10.0
+"""Twice the longest pause between two tries of an agent that has a job."""
 SETTLE_TRIES: Final = 3
 """Jobs may move between look and write (a cancel); so often it is looked again."""
 ENDS_FROM: Final = {
@@ -50,8 +52,9 @@ class Absence:
     cause: LossCause
     how: str
     grace_ms: int
+    began_at: float
     deadline: float
-    """Monotonic seconds at which the grace ends."""
+    """Monotonic seconds at which the grace ends; moved by as long as the store was away."""
     is_settled: bool = False
     """What the loss itself asked for is done; only the grace is left."""
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,6 +81,10 @@ class Absences:
         self._compute_gone = compute_gone
         self._condemn = condemn
         self._absent: dict[AgentId, Absence] = {}
+        self._seen_at = 0.0
+        """Monotonic seconds at which the store was last asked whether it is there."""
+        self._is_blind = False
+        """It was not."""
 
     def __len__(self) -> int:
         return len(self._absent)
@@ -95,6 +102,7 @@ class Absences:
             cause=cause,
             how=how,
             grace_ms=grace_ms,
+            began_at=self._clock.monotonic(),
             deadline=self._clock.monotonic() + grace_ms / 1000,
         )
         self._absent[agent_id] = absence
@@ -122,14 +130,40 @@ class Absences:
 
     async def tick(self) -> None:
         """End what is due; try again what the store could not take."""
+        if not self._absent or not await self._sees():
+            return
         for absence in list(self._absent.values()):
             if absence.is_settled and self._clock.monotonic() >= absence.deadline:
-                seconds = absence.grace_ms / 1000
-                absence.cause = LossCause.GRACE_OVER
-                absence.how = f"{absence.how}, and it did not come back within {seconds:g} s"
-                absence.is_settled = False
-            if not absence.is_settled:
+                await self._give_up(absence)
+            elif not absence.is_settled:
                 await self._advance(absence)
+
+    async def _sees(self) -> bool:
+        """Whether the store answers.  Graces stand still for as long as it does not."""
+        was_blind = self._is_blind
+        try:
+            await self._store.held_jobs(next(iter(self._absent)))
+            self._is_blind = False
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, level=logging.WARNING, during="absences", error=str(error))
+            self._is_blind = True
+        now = self._clock.monotonic()
+        if was_blind or self._is_blind:
+            for absence in self._absent.values():
+                absence.deadline += now - max(self._seen_at, absence.began_at)
+        self._seen_at = now
+        return not self._is_blind
+
+    async def _give_up(self, absence: Absence) -> None:
+        """The grace is over; if that cannot be written, it goes on for a moment in which the agent may return."""
+        cause, how = absence.cause, absence.how
+        absence.cause = LossCause.GRACE_OVER
+        absence.how = f"{how}, and it did not come back within {absence.grace_ms / 1000:g} s"
+        absence.is_settled = False
+        await self._advance(absence)
+        if self._is_current(absence) and not absence.is_settled and absence.cause is LossCause.GRACE_OVER:
+            absence.cause, absence.how, absence.is_settled = cause, how, True
+            absence.deadline = self._clock.monotonic() + AGAIN_SECONDS
 
     async def _advance(self, absence: Absence) -> None:
         async with absence.settling:
@@ -146,6 +180,7 @@ class Absences:
             plan, may_return = await self._settle(absence)
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
+            absence.deadline = max(absence.deadline, self._clock.monotonic() + absence.grace_ms / 1000)
             return
         if not self._is_current(absence):
             return
