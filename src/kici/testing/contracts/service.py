@@ -35,58 +35,55 @@ Case = Callable[[ServiceFactory], Coroutine[Any, Any, None]]
 
 async def ticks_alone(make: ServiceFactory) -> None:
     """One pass needs no running loop around it, and can be followed by another."""
-    service = make()
-    _ = await service.tick()
-    _ = await service.tick()
-    _nothing_left()
+    with _nothing_left():
+        service = make()
+        _ = await service.tick()
+        _ = await service.tick()
 
 
 async def runs_and_stops(make: ServiceFactory) -> None:
     """An hour of work raises nothing; then it leaves in bounded time, with nothing left running."""
-    with _no_failures():
+    with _nothing_left(), _no_failures():
         await _run_for(make(), seconds=3600.0)
-    _nothing_left()
 
 
 async def starts_again_after_a_stop(make: ServiceFactory) -> None:
     """The same object may be run again: a supervisor does so after a failure."""
     service = make()
-    with _no_failures():
+    with _nothing_left(), _no_failures():
         await _run_for(service, seconds=60.0)
         await _run_for(service, seconds=60.0)
-    _nothing_left()
 
 
 async def stops_twice(make: ServiceFactory) -> None:
     """A second cancellation while it leaves is harmless."""
-    task = asyncio.create_task(make().run())
-    await asyncio.sleep(60.0)
-    task.cancel()
-    await asyncio.sleep(0)
-    task.cancel()
-    await _gone(task)
-    _nothing_left()
+    with _nothing_left():
+        task = asyncio.create_task(make().run())
+        await asyncio.sleep(60.0)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await _gone(task)
 
 
 async def is_cancelled_while_it_starts(make: ServiceFactory) -> None:
     """Whatever it awaits first, a cancellation there gets it out."""
-    for turns in range(_TURNS):
-        task = asyncio.create_task(make().run())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await _gone(task)
-    _nothing_left()
+    with _nothing_left():
+        for turns in range(_TURNS):
+            task = asyncio.create_task(make().run())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await _gone(task)
 
 
 async def bears_stress(make: ServiceFactory) -> None:
     """Many starts and stops of one object, at different moments of its life."""
-    for round_number in range(_STRESS_ROUNDS):
-        service = make()
-        with _no_failures():
+    with _nothing_left(), _no_failures():
+        for round_number in range(_STRESS_ROUNDS):
+            service = make()
             for pair in range(_STRESS_PAIRS):
                 await _run_for(service, seconds=round_number * pair * 0.01)
-    _nothing_left()
 
 
 CASES: Final[tuple[Case, ...]] = (
@@ -115,8 +112,12 @@ async def _gone(task: asyncio.Task[Never]) -> None:
     assert task.cancelled(), f"it ended otherwise than by its cancellation: {task.exception()!r}"
 
 
-def _nothing_left() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """Fail when tasks live on that were not there before."""
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before
     assert not left, f"tasks left behind: {sorted(task.get_name() for task in left)}"
 
 
