@@ -42,8 +42,9 @@ async def make_archive(processes: Processes, folder: Path) -> HostArchive:
     try:
         made = parse_report(done.output, folder)
     except ValueError as error:
+        why = done.output.strip()[-800:]
         raise DeterministicRefusal(
-            f"the runtime for agents in containers cannot be made from this installation: {done.output.strip()[-800:]}; "
+            f"the runtime for agents in containers cannot be made from this installation: {why}; "
             "use images that carry their own agent (LABEL kici-agent=own)"
         ) from error
     return HostArchive(made, platform.machine())

@@ -40,3 +40,13 @@ def _systemd(environment: Mapping[str, str]) -> Systemd:
         has_user_manager=bool(runtime) and Path(runtime, "systemd", "private").exists(),
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
     )
+
+
+def resolvers() -> list[str]:
+    """The name servers of this machine, as programs find them."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split() for line in lines]
+    return [each[1] for each in words if len(each) >= 2 and each[0] == "nameserver"]

@@ -14,8 +14,10 @@ import sys
 from typing import Final
 
 from kici.agent.environment import HostFacts
+from kici.domain.errors import Misconfigured
 
 SECRETS: Final = ("KICI_AGENT_TOKEN", "KICI_SCALER_CLAIM_CODE")
+TOKEN_FILE: Final = "KICI_AGENT_TOKEN_FILE"
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 METADATA_ADDRESS: Final = "169.254.169.254"
@@ -43,6 +45,7 @@ def take_environment() -> dict[str, str]:
     """A copy of this process's environment; the credentials are wiped from the original.
 
     Deleting a variable leaves its text where `/proc/<pid>/environ` shows it: the bytes themselves are overwritten.
+    Raises `Misconfigured` when a credential that is in a file cannot be taken.
     """
     environ = dict(os.environ)
     libc = ctypes.CDLL(None)
@@ -53,7 +56,25 @@ def take_environment() -> dict[str, str]:
             if address:
                 ctypes.memset(address, ord("x"), len(os.fsencode(environ[name])))
             del os.environ[name]
+    file = environ.pop(TOKEN_FILE, "")
+    if file:
+        environ["KICI_AGENT_TOKEN"] = _take_token(file, environ)
     return environ
+
+
+def _take_token(file: str, environ: dict[str, str]) -> str:
+    """The credential that somebody put into a file for us alone; nobody finds it there afterwards."""
+    if "KICI_AGENT_TOKEN" in environ:
+        raise Misconfigured(f"both KICI_AGENT_TOKEN and {TOKEN_FILE} are set: give the credential one way only")
+    try:
+        with open(file) as text:
+            token = text.read().strip()
+        os.unlink(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"{TOKEN_FILE}: the credential in {file} cannot be taken: {error}") from error
+    if not token:
+        raise Misconfigured(f"{TOKEN_FILE}: {file} is empty")
+    return token
 
 
 def shield() -> None:

@@ -58,14 +58,19 @@ def run(environ: Mapping[str, str]) -> int:
         settings = read_settings(environ, host.facts(), version=VERSION)
         run_as = None if settings.runner_user is None else find_user(settings.runner_user)
     except Misconfigured as error:
-        sys.stderr.write(f"kici-agent: cannot start:\n{error}\n")
-        return ExitCode.MISCONFIGURED
+        return refused(error)
     host.shield()
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(Program(settings, run_as).run())
     finally:
         loop.close()  # without waiting for a name look-up that hangs in a thread
+
+
+def refused(error: Misconfigured) -> int:
+    """Say why it cannot start; the exit code."""
+    sys.stderr.write(f"kici-agent: cannot start:\n{error}\n")
+    return ExitCode.MISCONFIGURED
 
 
 def find_user(name: str) -> RunAs:

@@ -32,8 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         (sys.stdout if asks else sys.stderr).write(USAGE)
         return 0 if asks else 2
     from kici.agent import host, program
+    from kici.domain.errors import Misconfigured
 
-    return program.run(host.take_environment())
+    try:
+        environ = host.take_environment()
+    except Misconfigured as error:
+        return program.refused(error)
+    return program.run(environ)
 
 
 def program() -> None:

@@ -30,6 +30,7 @@ from kici.services.absences import Absences
 from kici.services.access_log import AccessLog
 from kici.services.agent_connection import FrameWork
 from kici.services.agent_sessions import AgentSessions
+from kici.services.container_spawn import ContainerSpawn, JobRefuser
 from kici.services.demand_index import DemandIndex
 from kici.services.dispatcher import Dispatcher
 from kici.services.drain_state import DrainState
@@ -181,6 +182,8 @@ class Coordinator:
             instance_id=self.instance_id,
             deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
             note=self._note,
+            images=ContainerSpawn(secrets=self.secrets),
+            refuse=JobRefuser(store=given.store, lifecycle=self.lifecycle, instance_id=self.instance_id).refuse,
         )
         self.manager = ScalerManager(
             fleet=given.fleet,

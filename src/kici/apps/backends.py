@@ -4,8 +4,9 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kici.adapters.files import RealFiles
 from kici.adapters.this_host import launch_host, this_cgroups, this_processes
@@ -13,17 +14,23 @@ from kici.adapters.zygote_client import Zygote
 from kici.backends.bare_metal.backend import BareMetalBackend
 from kici.backends.bare_metal.compute import Tools
 from kici.backends.bare_metal.factory import make_backend, settings_of
+from kici.backends.container.backend import ContainerBackend
+from kici.backends.container.factory import makes_containers
 from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.launch import LaunchHost
 from kici.decide.route import Router
 from kici.domain.errors import Misconfigured
+from kici.domain.ids import InstanceId, ScalerName
 from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
-from kici.ports.backend import OnExit
+from kici.ports.backend import Backend, OnExit
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
+
+if TYPE_CHECKING:
+    from kici.apps.containers import Containers
 
 AGENT: Final = "kici.agent.program:run"
 """What the zygote runs in each process that it makes."""
@@ -41,6 +48,8 @@ class Site:
     supervisor: Supervisor
     on_exit: OnExit
     tools: Tools
+    instance_id: InstanceId
+    """What is made on shared engines carries it."""
 
     @property
     def host(self) -> Host:
@@ -68,6 +77,7 @@ class FleetBuilder:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._makes_containers: dict[ScalerName, bool] = {}
 
     def fleet(self, config: ScalersConfig) -> Fleet:
         """All scalers of a configuration.  Raises `Misconfigured` for what this version cannot make."""
@@ -81,14 +91,7 @@ class FleetBuilder:
         self.check(entry)
         runtime = ScalerRuntime(
             name=entry.name,
-            backend=make_backend(
-                entry,
-                data_dir=self._site.data_dir,
-                host=self._host(),
-                tools=self._site.tools,
-                supervisor=self._site.supervisor,
-                on_exit=self._site.on_exit,
-            ),
+            backend=self._backend(entry),
             caps=scaler_caps(entry),
             orchestrator_url=self._site.url,
         )
@@ -96,23 +99,61 @@ class FleetBuilder:
         return runtime
 
     def check(self, entry: ScalerEntry) -> None:
-        if entry.type is not BackendType.BARE_METAL:
+        if not makes_containers(entry) and entry.type is not BackendType.BARE_METAL:
             raise Misconfigured(
-                f"scaler {entry.name}: this version makes bare-metal agents only, not {entry.type} ones; "
-                "take the entry out of the file that this host reads"
+                f"scaler {entry.name}: this version makes bare-metal and container agents only, not {entry.type} "
+                "ones; take the entry out of the file that this host reads"
+            )
+        if self._makes_containers.get(entry.name, makes_containers(entry)) != makes_containers(entry):
+            raise Misconfigured(
+                f"scaler {entry.name}: its agents cannot become containers, or processes, while it runs; "
+                "give the changed scaler another name, or restart the coordinator"
             )
 
     def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
-        assert isinstance(runtime.backend, BareMetalBackend), runtime.backend
-        runtime.backend.configure(settings_of(entry, self._site.data_dir))
+        if isinstance(runtime.backend, BareMetalBackend):
+            runtime.backend.configure(settings_of(entry, self._site.data_dir))
+        else:
+            assert isinstance(runtime.backend, ContainerBackend), runtime.backend
+            self._containers.apply(runtime.backend, entry)
         runtime.caps = scaler_caps(entry)
         self._settle(runtime, entry)
 
     def build_retired(self, row: Spawn) -> ScalerRuntime | None:
-        if row.backend_type != BackendType.BARE_METAL:
+        if row.backend_type == BackendType.CONTAINER:
+            labels = LabelSet(labels=row.label_set, image="gone")
+        elif row.backend_type == BackendType.BARE_METAL:
+            labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
+        else:
             return None
-        labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
-        return self.build(ScalerEntry(name=row.scaler, type=BackendType.BARE_METAL, max_agents=1, label_sets=(labels,)))
+        kind = BackendType(row.backend_type)
+        return self.build(ScalerEntry(name=row.scaler, type=kind, max_agents=1, label_sets=(labels,)))
+
+    def _backend(self, entry: ScalerEntry) -> Backend:
+        self._makes_containers[entry.name] = makes_containers(entry)
+        if makes_containers(entry):
+            return self._containers.build(entry)
+        return make_backend(
+            entry,
+            data_dir=self._site.data_dir,
+            host=self._host(),
+            tools=self._site.tools,
+            supervisor=self._site.supervisor,
+            on_exit=self._site.on_exit,
+        )
+
+    @cached_property
+    def _containers(self) -> "Containers":
+        """Made, and what it takes loaded, when there is a container scaler."""
+        from kici.apps.containers import Containers
+
+        return Containers(
+            data_dir=self._site.data_dir,
+            owner=self._site.instance_id,
+            environ=dict(self._site.environ),
+            processes=self._site.tools.processes,
+            host=self._site,
+        )
 
     def _settle(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
         runtime.widen(entry.max_concurrent_spawns)

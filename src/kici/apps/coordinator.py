@@ -166,6 +166,7 @@ class _Program:
             supervisor=supervisor,
             on_exit=ended,
             tools=local_tools(self._clock, self._zygote),
+            instance_id=data_dir.instance_id(self._entropy),
         )
         builder = FleetBuilder(site)
 

@@ -49,6 +49,11 @@ class BuiltContainer:
 JobsContainer = NoContainer | ImageContainer | BuiltContainer
 
 
+def is_ready(image: str | None) -> bool:
+    """Whether a job's image exists, so that its agent can live in it."""
+    return image is not None and not image.startswith(DOCKERFILE_PREFIX)
+
+
 def container_of(image: str | None, credentials: Mapping[str, str]) -> JobsContainer:
     """What the image and the credentials of a job's description mean.
 

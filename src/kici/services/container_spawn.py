@@ -23,18 +23,29 @@ class ContainerSpawn:
     def __init__(self, *, secrets: SecretSource) -> None:
         self._secrets = secrets
 
-    async def resolve(self, job: Job) -> JobContainer | None:
+    async def resolve(self, job: Job, *, in_image: bool) -> JobContainer | None:
         """The image that an agent for this job is made of, with its log-in; None: an ordinary agent serves.
 
-        Raises `JobRefused` when a secret is missing or unreadable; `StoreDown`.
+        `in_image`: whether its scaler makes agents of jobs' images.  Raises `JobRefused` when a secret is missing or
+        unreadable, or when the agent could not run the job in the container that it asks for; `StoreDown`.
         """
         try:
             described = container_of(job.spec.image, job.spec.registry)
         except ValueError as error:
             raise JobRefused(f"job {job.name}: {error}") from error
         match described:
-            case NoContainer() | BuiltContainer():
+            case NoContainer():
                 return None
+            case BuiltContainer():
+                raise JobRefused(
+                    f"job {job.name} wants its image built from a Dockerfile, which agents of this version cannot do; "
+                    "build it before, push it to a registry, and name it as container.image"
+                )
+            case ImageContainer() if not in_image:
+                raise JobRefused(
+                    f"job {job.name} runs in an image, and the scaler that its labels lead to makes process agents; "
+                    "name the labels of a container scaler"
+                )
             case ImageContainer(image=image, log_in=log_in):
                 if log_in is None:
                     return JobContainer(image=image)

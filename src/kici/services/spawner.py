@@ -6,15 +6,16 @@ deadline, at most so many at once for each scaler; a failure is recorded before 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from kici.decide.admit import Book
 from kici.decide.entries import Routable
+from kici.decide.registry_auth import is_ready
 from kici.domain.agent import AgentToken
-from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, StoreDown
-from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, scaler_agent_id
+from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, StoreDown
+from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, ScalerName, scaler_agent_id
 from kici.domain.job import Job
 from kici.domain.resources import Shape
 from kici.domain.scale import Failed, ScaleAnswer, Spawning
@@ -22,7 +23,7 @@ from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
 from kici.domain.verdict import SpawnFailed
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
-from kici.ports.backend import SpawnEvent, SpawnEventType, SpawnOrder
+from kici.ports.backend import JobContainer, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.store import SpawnStore
@@ -33,6 +34,15 @@ from kici.services.teardown import Teardown
 
 MINT_TRIES: Final = 8
 
+
+class Images(Protocol):
+    """What becomes of a job's own image before an agent can be made of it."""
+
+    async def resolve(self, job: Job, *, in_image: bool) -> JobContainer | None: ...
+
+
+Refuse = Callable[[JobId, AgentId, ScalerName, str], Awaitable[bool]]
+"""Ends a waiting job that can never be started, with the reason."""
 Mint = Callable[[AgentId, Sequence[str], frozenset[str]], tuple[AgentToken, str]]
 """Makes a credential for one agent with these labels and this gate, and its plain text; the caller stores it."""
 
@@ -62,8 +72,12 @@ class Spawner:
         instance_id: InstanceId,
         deadline_ms: Callable[[OrgId], int],
         note: Callable[[JobId, str], None],
+        images: Images,
+        refuse: Refuse,
     ) -> None:
         """`deadline_ms(org)`: longest time of one backend call; `note(job, text)`: a line for the job's people."""
+        self._images = images
+        self._refuse = refuse
         self._store = store
         self._mint = mint
         self._book = book
@@ -127,7 +141,7 @@ class Spawner:
             self._teardown.begin(tracked, ScaleDownReason.JOB_COMPLETE)
         else:
             order = self._order(tracked, plain)
-            tracked.task = self._supervisor.spawn(f"spawn.{agent_id}", self._run(tracked, order))
+            tracked.task = self._supervisor.spawn(f"spawn.{agent_id}", self._run(tracked, order, job))
         return Spawning(agent_id=agent_id, backend_type=choice.routable.backend_type)
 
     def _row(self, job: Job | None, choice: Choice, agent_id: AgentId, token: AgentToken | None) -> Spawn:
@@ -149,7 +163,7 @@ class Spawner:
             bound_job_id=None if job is None else job.id,
             run_id=None if job is None else job.run_id,
             org=DEFAULT_ORG if job is None else job.org,
-            job_image=job is not None and routable.runs_job_image and job.spec.image is not None,
+            job_image=job is not None and routable.runs_job_image and is_ready(job.spec.image),
             reuse_idle_seconds=runtime.reuse_idle_seconds,
             reuse_max_jobs=runtime.reuse_max_jobs,
             spawned_at=self._clock.now(),
@@ -171,16 +185,21 @@ class Spawner:
             run_id=spawn.run_id,
         )
 
-    async def _run(self, tracked: TrackedSpawn, order: SpawnOrder) -> None:
+    async def _run(self, tracked: TrackedSpawn, order: SpawnOrder, job: Job | None) -> None:
         """One spawn, from its turn in the line to a compute or a failure."""
         deadline_ms = self._deadline_ms(tracked.spawn.org)
         try:
             async with tracked.runtime.gateway:
                 tracked.started_at = self._clock.monotonic()
                 async with asyncio.timeout(deadline_ms / 1000):
+                    if job is not None and job.spec.image is not None:
+                        in_image = tracked.spawn.job_image
+                        order = replace(order, container=await self._images.resolve(job, in_image=in_image))
                     await tracked.runtime.backend.spawn(order, lambda event: self.heard(tracked, event))
         except TimeoutError:
             self._spawn_failed(tracked, f"scaler spawn timed out after {deadline_ms} ms", is_deterministic=False)
+        except JobRefused as error:
+            self._supervisor.start(f"refuse.{tracked.agent_id}", self._refuse_job(tracked, str(error)))
         except KiciError as error:
             self._spawn_failed(tracked, str(error), is_deterministic=isinstance(error, DeterministicRefusal))
         except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is a failed spawn
@@ -216,6 +235,16 @@ class Spawner:
             self._failures.defer(tracked.runtime.name, tracked.agent_id, text, self._clock.now())
         self._failures.of_job(tracked.spawn, SpawnFailed(text=text, scaler=tracked.runtime.name))
         self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT, error=text)
+
+    async def _refuse_job(self, tracked: TrackedSpawn, text: str) -> None:
+        """No agent can ever be made for this job: it ends, and its scaler is not to blame."""
+        job_id = tracked.spawn.bound_job_id
+        assert job_id is not None, "only a job brings an image"
+        try:
+            await self._refuse(job_id, tracked.agent_id, tracked.runtime.name, text)
+        except StoreDown as error:
+            text = f"{text} ({error})"
+        self._spawn_failed(tracked, text, is_deterministic=False)
 
     def never_came(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
