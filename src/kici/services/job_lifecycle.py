@@ -85,8 +85,6 @@ class JobLifecycle:
         started = await self._store.start_job(job_id, agent.agent_id)
         if started is None:
             self.drop(agent, job_id, "the job was taken back before you acknowledged it")
-            self._registry.done(agent, job_id)
-            await self._freed(agent)
             return
         agent.jobs[job_id] = started
         self._watch.changed(job_id)
@@ -126,7 +124,7 @@ class JobLifecycle:
         return {name: values[ref] for name, ref in refs.items()}
 
     def drop(self, agent: ConnectedAgent, job_id: JobId, why: str) -> None:
-        """Tell an agent to kill and forget a job."""
+        """Tell an agent to kill and forget a job.  It keeps its slot until it reports that it did."""
         agent.seat.send(JobCancel(job_id=job_id, reason=why, grace_ms=0, force=True))
 
     async def rejected(self, agent: ConnectedAgent, job_id: JobId, reason: str) -> None:
@@ -178,9 +176,12 @@ class JobLifecycle:
         for job in moved.ended:
             self._ended(job)
             agent = self._holder(job)
-            if agent is not None:
+            if agent is None:
+                continue
+            if agent.jobs[job.id] is not None:
                 self.drop(agent, job.id, reason)
-                self._registry.done(agent, job.id)
+            else:  # its claim is under way, and nobody has told the agent yet
+                self._registry.take_back(agent, job.id)
                 await self._freed(agent)
         for job in moved.told:
             self._watch.changed(job.id)
@@ -248,8 +249,6 @@ class JobLifecycle:
             from_statuses=HELD_BY_AGENT,
         )
         self.drop(agent, job.id, "it cannot start")
-        self._registry.done(agent, job.id)
-        await self._freed(agent)
 
     async def _freed(self, agent: ConnectedAgent) -> Job | None:
         """An agent may have room: give it the oldest job that fits.  Which one."""

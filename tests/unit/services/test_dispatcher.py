@@ -330,6 +330,7 @@ async def test_a_job_that_was_cancelled_before_its_acknowledgement_is_dropped(be
     cancel = await agent.hears(JobCancel)
     assert (cancel.job_id, cancel.force) == (job.id, True)
     agent.acks(job.id)
+    agent.ends(job.id, "cancelled")
     await bench.passes()
     assert not agent.all(JobStart)
     await still_works(bench, agent)

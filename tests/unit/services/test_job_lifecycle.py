@@ -238,6 +238,9 @@ async def test_a_job_whose_secret_is_missing_fails_naming_it_and_the_agent_goes_
     assert (await agent.hears(JobCancel)).job_id == job.id
     assert not agent.all(JobStart)
     next_job = await bench.submits("linux")
+    await bench.passes()
+    assert len(agent.all(JobDispatch)) == 1, "it has the first job until it says that it dropped it"
+    agent.ends(job.id, "cancelled")
     assert await agent.starts() == next_job.id
 
 
