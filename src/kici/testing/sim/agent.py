@@ -22,7 +22,7 @@ from kici.wire.agent_half import AgentHalf
 from kici.wire.agent_settings import AgentSettings
 from kici.wire.agent_states import Phase
 from kici.wire.codec import encode
-from kici.wire.messages import JobStart, StreamNumber
+from kici.wire.messages import CloseCode, JobStart, StreamNumber
 
 PING_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 1.0
@@ -63,6 +63,8 @@ class SimAgent:
         """When it was last seen connected and well, by the stopwatch of the world."""
         self.present_since: float | None = None
         """When it was first seen so, if it has been ever since."""
+        self.was_turned_away = False
+        """At the last attempt: the store could not be asked."""
         truth.process = self
 
     @property
@@ -162,6 +164,7 @@ class SimAgent:
 
     def _lost(self, code: int, reason: str) -> None:
         self._end = None
+        self.was_turned_away = code == CloseCode.INTERNAL
         self._post(lambda: self._apply(self._half.disconnected(code, reason, self._loop.time())))
 
     def _on_output(self, stream: StreamNumber, data: bytes) -> None:

@@ -32,7 +32,7 @@ from kici.testing.sim.watched import (
     SpawnChange,
 )
 from kici.wire.codec import decode_from_coordinator
-from kici.wire.messages import JobAck, JobStart, JobStatusAck, JobStatusReport, Message
+from kici.wire.messages import JobAck, JobReject, JobStart, JobStatusAck, JobStatusReport, Message
 
 _S = JobStatus
 _BY_AGENT: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT})
@@ -123,8 +123,6 @@ class Checkers:
         if agent is None:
             self._trace.violate("a job was claimed for an agent that nobody made", *who)
             return
-        held = self._ledger.held_by(agent.agent_id)
-        self._check(len(held) <= 1, f"an agent was given {len(held)} jobs at once", *who, *(one.job_id for one in held))
         if agent.jobs_max is not None and agent.made_in_run == self._ledger.coordinator_runs:
             self._check(agent.jobs_started < agent.jobs_max, "an agent that had its jobs was given another", *who)
         misfit = self._misfit(agent, job)
@@ -149,6 +147,8 @@ class Checkers:
         who = (job.job_id, job.agent_id)
         self._check(job.granted_to is None, "running was committed twice for a job", *who)
         self._check(job.agent_id in job.acked_by, "running was committed and its agent never acknowledged", *who)
+        started = [one.job_id for one in self._ledger.held_by(job.agent_id) if one.status in STARTED and one is not job]
+        self._check(not started, "an agent was let start a job while it has another", *who, *started)
         job.granted_to = job.agent_id
 
     def _job_ended(self, job: JobTruth, change: JobChange) -> None:
@@ -265,6 +265,9 @@ class Checkers:
             case JobAck(job_id=job_id):
                 self._trace.tell("acknowledges", agent.agent_id, job_id)
                 self._ledger.jobs[JobId(job_id)].acked_by.add(agent.agent_id)
+            case JobReject(job_id=job_id, reason=reason):
+                self._trace.tell(f"declines: {reason}", agent.agent_id, job_id)
+                self._check(reason != "busy", "an agent was offered a job while it had another", agent.agent_id, job_id)
             case JobStatusReport(job_id=job_id, state=state) if state != "running":
                 job = self._ledger.jobs[JobId(job_id)]
                 if (agent.agent_id, message) not in job.reports:

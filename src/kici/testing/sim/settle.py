@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from kici.domain.job import TERMINAL, RunStatus
+from kici.domain.say import say
 from kici.testing.sim.fleet import scalers
 from kici.testing.sim.trace import WORLD
 
@@ -25,9 +26,8 @@ class Settlement:
         while unrest := self._unrest():
             if loop.time() >= ends_at:
                 what, objects = unrest
-                self._world.trace.violate(
-                    f"{self._world.plan.settle_seconds:g} s after the last fault: {what}", *objects
-                )
+                seconds = self._world.plan.settle_seconds
+                self._world.trace.violate(f"{seconds:g} s after the last fault: {what}{await self._why()}", *objects)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def empty_pools(self) -> None:
@@ -43,6 +43,16 @@ class Settlement:
         world.trace.check(not world.ledger.sessions, "sessions are left after an orderly stop", *world.ledger.sessions)
         instances = await world.store.instances(limit=10)
         world.trace.check(not instances, "an instance row is left after an orderly stop", WORLD)
+
+    async def _why(self) -> str:
+        """What the program itself says of the first job that waits."""
+        program = self._world.reach()
+        waiting = [job.job_id for job in self._world.ledger.jobs.values() if job.status not in TERMINAL]
+        job = await self._world.store.job(waiting[0]) if waiting else None
+        if program is None or job is None:
+            return ""
+        now = self._world.clock.now()
+        return "; ".join(["", *(say(verdict, now=now) for verdict in await program.explain.verdicts(job))])
 
     def _warm(self) -> int:
         """How many idle agents may be kept."""

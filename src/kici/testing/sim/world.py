@@ -307,6 +307,8 @@ class World:
             return agent.doomed or "it is dead"
         knob = self.plan.settings[knobs.AGENT_RECONNECT_GRACE_MS.name]
         grace_seconds = STATIC_GRACE_SECONDS if agent.order is None else knob / 1000
+        if process.was_turned_away:
+            return "the store could not be asked when it came back"
         if process.is_present and process.present_since is not None:
             is_well = self._well_seconds - process.present_since > SURELY_SECONDS
             return None if is_well else "it came back just now"
