@@ -31,6 +31,7 @@ _TUNING = {
     "shared_buffers": "64MB",
     # The contract must hold whatever the server's default is.
     "default_transaction_isolation": "repeatable read",
+    "deadlock_timeout": "50ms",
 }
 _WITHOUT_FSYNC = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
@@ -68,11 +69,19 @@ def postgres_server(*, fsync: bool = False) -> Iterator[Server]:
     if given:
         yield Server(given)
         return
+    with own_cluster(fsync=fsync) as cluster:
+        yield Server(cluster.url)
+
+
+@contextmanager
+def own_cluster(*, fsync: bool = False) -> Iterator["Cluster"]:
+    """A running cluster, thrown away afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="kici-postgres-"))
-    cluster = _Cluster(folder)
+    cluster = Cluster(folder)
     try:
-        cluster.start(_TUNING | ({} if fsync else _WITHOUT_FSYNC))
-        yield Server(f"postgresql://postgres@127.0.0.1:{cluster.port}/postgres")
+        cluster.make(_TUNING | ({} if fsync else _WITHOUT_FSYNC))
+        cluster.start()
+        yield cluster
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -111,7 +120,7 @@ async def empty(url: str) -> None:
         await connection.close()
 
 
-class _Cluster:
+class Cluster:
     """Files and a server below a folder.  Runs as user postgres when we are root, which the server refuses."""
 
     def __init__(self, folder: Path) -> None:
@@ -120,16 +129,19 @@ class _Cluster:
         found = engines.postgres_bin()
         assert found is not None, engines.absence("postgres")
         self._bin = found
-        self.port = _free_port()
+        self._port = _free_port()
+        self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
 
-    def start(self, settings: dict[str, str]) -> None:
+    def make(self, settings: dict[str, str]) -> None:
         if os.getuid() == 0:
             owner = pwd.getpwnam("postgres")
             os.chown(self._folder, owner.pw_uid, owner.pw_gid)
         self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions")
-        lines = {**settings, "port": str(self.port), "unix_socket_directories": str(self._folder)}
+        lines = {**settings, "port": str(self._port), "unix_socket_directories": str(self._folder)}
         with (self._data / "postgresql.conf").open("a") as file:
             file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+
+    def start(self) -> None:
         self._run("pg_ctl", "-D", self._data, "-l", self._folder / "log", "-w", "start")
 
     def stop(self) -> None:

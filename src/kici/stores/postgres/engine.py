@@ -105,7 +105,7 @@ class Pool:
                     statement_cache_size=STATEMENTS_CACHED_MAX,
                     max_cached_statement_lifetime=PLAN_SECONDS,
                     reset=_leave_as_it_is,
-                    server_settings=_session(self._statement_seconds),
+                    server_settings=session_settings(self._statement_seconds),
                 )
             return self._pool
 
@@ -145,7 +145,8 @@ async def _leave_as_it_is(connection: object) -> None:
     """Nothing in a session changes, so that giving a connection back costs no round trip."""
 
 
-def _session(statement_seconds: float) -> dict[str, str]:
+def session_settings(statement_seconds: float) -> dict[str, str]:
+    """What a connection asks of the server."""
     timeout_ms = str(int(statement_seconds * 1000))
     return {
         "application_name": "kici",

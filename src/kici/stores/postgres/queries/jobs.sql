@@ -2,10 +2,11 @@
 -- A statement that had to wait for a row goes on with that row as it is then, while all else is as of its start; a joined
 -- row (IN (SELECT ...) is a join, too) is the one that matched at first.  So guards with several values are
 -- = ANY (ARRAY(...)), counts that must be right are columns of the locked row or read by a later statement, and results of
--- changing parts are used by joins only, since sub-selects would be run again.
+-- parts that change rows are used by joins only, since sub-selects would be run again.
 -- Plans are made once for each connection, maybe while the tables are empty, and must be right when they are full.  So
--- no statement leaves the planner a choice of index: a move finds its row by a unique key and compares status || '', which
--- no index has; a list says BETWEEN x AND x and the full order of its index, which no other index gives.
+-- no statement leaves the planner a choice: a move finds its row by a unique key and compares status || '', which no index
+-- has; a list says BETWEEN x AND x and the full order of its index, which no other index gives; and what would be a join
+-- of two tables is a sub-select or LATERAL, which cannot be turned around.
 -- A queued job's run is always live: cancelling a run ends its waiting jobs in the same unit.
 
 -- name: submit_run
@@ -121,11 +122,15 @@ WITH RECURSIVE head AS (
     ) AS next
 ),
 oldest AS MATERIALIZED (
-    SELECT seq FROM head ORDER BY seq LIMIT :limit
+    SELECT class_id, seq FROM head ORDER BY seq LIMIT :limit
 )
-SELECT jobs.class_id, jobs.seq, jobs.id, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand
-FROM oldest JOIN jobs ON jobs.seq = oldest.seq
-ORDER BY jobs.seq;
+SELECT
+    oldest.class_id,
+    oldest.seq,
+    (SELECT jobs.id FROM jobs WHERE jobs.seq = oldest.seq) AS id,
+    (SELECT demand FROM demand_classes WHERE demand_classes.id = oldest.class_id) AS demand
+FROM oldest
+ORDER BY oldest.seq;
 
 -- name: queued_of_class
 -- Oldest queued, unexpired jobs of a class; on demand only those that no live spawn is bound to.
@@ -169,9 +174,9 @@ WITH head AS MATERIALIZED (
     ORDER BY oldest.seq
 ),
 picked AS MATERIALIZED (
-    SELECT free.seq
+    SELECT free.id
     FROM head CROSS JOIN LATERAL (
-        SELECT jobs.seq FROM jobs
+        SELECT jobs.id FROM jobs
         WHERE jobs.class_id BETWEEN head.id AND head.id
             AND jobs.status = 'queued'
             AND (jobs.expires_at IS NULL OR jobs.expires_at > COALESCE(:now, now_ms()))
@@ -191,8 +196,7 @@ claimed AS (
         scaler = :scaler,
         last_provisioning_error = NULL,
         unroutable_since = NULL
-    FROM picked
-    WHERE jobs.seq = picked.seq
+    WHERE jobs.id = ANY (ARRAY(SELECT picked.id FROM picked))
     RETURNING jobs.*
 )
 SELECT claimed.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = claimed.class_id) AS demand
@@ -258,9 +262,7 @@ RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) A
 -- name: finish_lone_job
 -- End a job that no other job needs, and its run when nothing else is left of it.
 WITH locked AS MATERIALIZED (
-    SELECT runs.id FROM jobs JOIN runs ON runs.id = jobs.run_id
-    WHERE jobs.id = :job_id
-    FOR NO KEY UPDATE OF runs
+    SELECT runs.id FROM runs WHERE runs.id = (SELECT jobs.run_id FROM jobs WHERE jobs.id = :job_id) FOR NO KEY UPDATE
 ),
 ended AS (
     UPDATE jobs SET
@@ -278,7 +280,6 @@ ended AS (
         unroutable_since = NULL
     FROM locked
     WHERE jobs.id = :job_id
-        AND jobs.run_id = locked.id
         AND NOT jobs.is_needed
         AND jobs.status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
@@ -297,7 +298,7 @@ closed AS (
             ELSE 'failed'
         END
     FROM ended
-    WHERE runs.id = ended.run_id
+    WHERE runs.id = (SELECT jobs.run_id FROM jobs WHERE jobs.id = :job_id)
     RETURNING runs.jobs_live = 0 AS run_over
 )
 SELECT
@@ -308,7 +309,7 @@ FROM ended CROSS JOIN closed;
 
 -- name: lock_run_of_job
 -- Let one end of a run's jobs at a time look at the others.
-SELECT runs.id FROM jobs JOIN runs ON runs.id = jobs.run_id WHERE jobs.id = :job_id FOR NO KEY UPDATE OF runs;
+SELECT runs.id FROM runs WHERE runs.id = (SELECT jobs.run_id FROM jobs WHERE jobs.id = :job_id) FOR NO KEY UPDATE;
 
 -- name: end_job
 -- End a job.  What follows from it, the next queries do.
@@ -339,15 +340,19 @@ RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) A
 UPDATE jobs SET status = 'skipped', finished_at = COALESCE(:now, now_ms()), reason = :reason
 WHERE status || '' = 'pending'
     AND id = ANY (ARRAY(
-        WITH RECURSIVE doomed (job_id) AS (
+        WITH RECURSIVE doomed AS (
             SELECT job_needs.job_id
-            FROM jobs AS need JOIN job_needs ON job_needs.need_id = need.id
-            WHERE need.id = :job_id
-                AND need.status || '' IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
+            FROM job_needs
+            WHERE job_needs.need_id = :job_id
+                AND (SELECT need.status FROM jobs AS need WHERE need.id = :job_id)
+                    IN ('failed', 'cancelled', 'timed_out', 'unroutable', 'skipped')
             UNION
-            SELECT job_needs.job_id FROM doomed JOIN job_needs ON job_needs.need_id = doomed.job_id
+            SELECT next.job_id
+            FROM doomed CROSS JOIN LATERAL (
+                SELECT job_needs.job_id FROM job_needs WHERE job_needs.need_id = doomed.job_id OFFSET 0
+            ) AS next
         )
-        SELECT job_id FROM doomed
+        SELECT doomed.job_id FROM doomed
     ))
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
@@ -359,10 +364,12 @@ WHERE status || '' = 'pending'
         SELECT dependent.job_id
         FROM job_needs AS dependent
         WHERE dependent.need_id = :job_id
-            AND NOT EXISTS (
-                SELECT 1 FROM job_needs JOIN jobs AS need ON need.id = job_needs.need_id
-                WHERE job_needs.job_id = dependent.job_id AND need.status <> 'success'
-            )
+            AND (
+                SELECT count(*)
+                FROM job_needs
+                WHERE job_needs.job_id = dependent.job_id
+                    AND (SELECT need.status FROM jobs AS need WHERE need.id = job_needs.need_id) <> 'success'
+            ) = 0
     ))
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
@@ -381,16 +388,14 @@ UPDATE runs SET
     END
 FROM (
     SELECT
-        run_id,
         count(*) FILTER (WHERE status IN ('pending', 'queued', 'dispatched', 'running', 'recovering', 'cancelling'))
             AS live,
         count(*) FILTER (WHERE status = 'cancelled') AS cancelled,
         count(*) FILTER (WHERE status IN ('failed', 'timed_out', 'unroutable')) AS failed
     FROM jobs
-    WHERE run_id = COALESCE(:run_id::TEXT, (SELECT run_id FROM jobs WHERE id = :job_id))
-    GROUP BY run_id
+    WHERE jobs.run_id = COALESCE(:run_id::TEXT, (SELECT jobs.run_id FROM jobs WHERE jobs.id = :job_id))
 ) AS counted
-WHERE runs.id = counted.run_id AND runs.finished_at IS NULL
+WHERE runs.id = COALESCE(:run_id::TEXT, (SELECT jobs.run_id FROM jobs WHERE jobs.id = :job_id)) AND runs.finished_at IS NULL
 RETURNING runs.jobs_live = 0 AS run_over;
 
 -- name: recover_job
@@ -457,7 +462,7 @@ LIMIT :limit;
 -- Offered jobs that nobody acknowledged in time.
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
-WHERE status = 'dispatched' AND ack_deadline <= COALESCE(:now, now_ms())
+WHERE ack_deadline <= COALESCE(:now, now_ms())
 ORDER BY ack_deadline
 LIMIT :limit;
 
@@ -486,7 +491,7 @@ RETURNING id;
 -- name: mark_unroutable
 -- Stamp queued jobs of a class as seen unroutable; those that are being moved right now are left out.
 WITH seen AS MATERIALIZED (
-    SELECT seq FROM jobs
+    SELECT id FROM jobs
     WHERE class_id BETWEEN :class_id AND :class_id
         AND status = 'queued'
         AND unroutable_since IS NULL
@@ -496,22 +501,20 @@ WITH seen AS MATERIALIZED (
     FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jobs SET unroutable_since = COALESCE(:now, now_ms())
-FROM seen
-WHERE jobs.seq = seen.seq
+WHERE jobs.id = ANY (ARRAY(SELECT seen.id FROM seen))
 RETURNING jobs.id;
 
 -- name: clear_unroutable
 -- Take the stamps of a class away; jobs that are being moved right now are left out.
 WITH stamped AS MATERIALIZED (
-    SELECT seq FROM jobs
+    SELECT id FROM jobs
     WHERE class_id BETWEEN :class_id AND :class_id AND unroutable_since IS NOT NULL
     ORDER BY class_id, unroutable_since
     LIMIT :limit
     FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE jobs SET unroutable_since = NULL
-FROM stamped
-WHERE jobs.seq = stamped.seq
+WHERE jobs.id = ANY (ARRAY(SELECT stamped.id FROM stamped))
 RETURNING jobs.id;
 
 -- name: unroutable_jobs
@@ -520,7 +523,7 @@ SELECT id, run_id
 FROM jobs
 WHERE class_id BETWEEN :class_id AND :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms::BIGINT
-    AND status = 'queued'
+    AND status || '' = 'queued'
     AND last_provisioning_error IS NULL
 ORDER BY class_id, unroutable_since
 LIMIT :limit;
@@ -530,25 +533,28 @@ LIMIT :limit;
 WITH old AS MATERIALIZED (
     SELECT id FROM runs WHERE finished_at < :older_than ORDER BY finished_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 ),
-gone AS (
-    DELETE FROM jobs USING old WHERE jobs.run_id = old.id RETURNING jobs.id
+gone AS MATERIALIZED (
+    SELECT id FROM jobs WHERE run_id = ANY (ARRAY(SELECT old.id FROM old))
 ),
 gone_chunks AS (
-    DELETE FROM log_chunks USING gone WHERE log_chunks.job_id = gone.id
+    DELETE FROM log_chunks WHERE job_id = ANY (ARRAY(SELECT gone.id FROM gone))
 ),
 gone_needs AS (
-    DELETE FROM job_needs USING gone WHERE job_needs.need_id = gone.id
+    DELETE FROM job_needs WHERE need_id = ANY (ARRAY(SELECT gone.id FROM gone))
 ),
 gone_keys AS (
-    DELETE FROM idempotency_keys USING old WHERE idempotency_keys.run_id = old.id
+    DELETE FROM idempotency_keys WHERE run_id = ANY (ARRAY(SELECT old.id FROM old))
+),
+gone_jobs AS (
+    DELETE FROM jobs WHERE id = ANY (ARRAY(SELECT gone.id FROM gone))
 ),
 gone_runs AS (
-    DELETE FROM runs USING old WHERE runs.id = old.id
+    DELETE FROM runs WHERE id = ANY (ARRAY(SELECT old.id FROM old))
 )
 SELECT id FROM gone;
 
 -- name: ended_jobs
 -- Which of the given jobs are over.
 SELECT id FROM jobs
-WHERE id IN (SELECT value FROM json_array_elements_text(:job_ids::JSON))
+WHERE id = ANY (ARRAY(SELECT json_array_elements_text(:job_ids::JSON)))
     AND status || '' IN ('success', 'failed', 'cancelled', 'timed_out', 'unroutable', 'skipped');

@@ -30,18 +30,18 @@ CROSS JOIN LATERAL (
 
 -- name: read_log
 -- Chunks of a job after a position: the first, and those that still fit.
-SELECT log_chunks.*
+SELECT position, stream, byte_offset, received_at, data
 FROM (
     SELECT
-        position,
+        following.*,
         sum(octet_length(data)) OVER (ORDER BY position) AS total,
         row_number() OVER (ORDER BY position) AS nth
     FROM (
-        SELECT position, data FROM log_chunks
+        SELECT * FROM log_chunks
         WHERE job_id BETWEEN :job_id AND :job_id AND position > :after
         ORDER BY job_id, position
         LIMIT :chunks_max
     ) AS following
-) AS sized JOIN log_chunks ON log_chunks.position = sized.position
-WHERE sized.nth = 1 OR sized.total <= :bytes_max::BIGINT
-ORDER BY log_chunks.position;
+) AS sized
+WHERE nth = 1 OR total <= :bytes_max::BIGINT
+ORDER BY position;

@@ -30,11 +30,13 @@ WHERE id IN (
     WHERE token.kind = 'ephemeral'
         AND (token.expires_at < :expired_before OR token.revoked_at < :expired_before)
         AND NOT EXISTS (SELECT 1 FROM scaler_spawning_agents AS spawn WHERE spawn.agent_id = token.agent_id)
-        AND NOT EXISTS (
-            SELECT 1 FROM jobs
-            WHERE jobs.agent_id = token.agent_id
+        AND (
+            SELECT jobs.seq FROM jobs
+            WHERE jobs.agent_id BETWEEN token.agent_id AND token.agent_id
                 AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
-        )
+            ORDER BY jobs.agent_id, jobs.seq
+            LIMIT 1
+        ) IS NULL
     LIMIT :limit
 )
 RETURNING id;

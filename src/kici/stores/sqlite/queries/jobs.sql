@@ -120,7 +120,7 @@ LIMIT :limit;
 
 -- name: queued_count
 -- How many jobs wait for an agent.
-SELECT count(*) AS jobs FROM jobs INDEXED BY jobs_queue WHERE status = 'queued';
+SELECT count(*) AS jobs FROM jobs INDEXED BY jobs_by_status WHERE status = 'queued';
 
 -- name: counts_by_status
 -- How many jobs have each status.
@@ -392,7 +392,7 @@ LIMIT :limit;
 -- Offered jobs that nobody acknowledged in time.
 SELECT *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs INDEXED BY jobs_ack
-WHERE status = 'dispatched' AND ack_deadline <= COALESCE(:now, now_ms())
+WHERE ack_deadline <= COALESCE(:now, now_ms())
 ORDER BY ack_deadline
 LIMIT :limit;
 
