@@ -23,6 +23,7 @@ from kici.domain.job import Job, JobStatus, NewJob, NewRun, Outcome, Run, Waitin
 from kici.domain.logs import LogChunk, NewChunk, Stream
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.domain.spawn import Reservation, Spawn, SpawnState
+from kici.ports.peers import PeerStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +424,7 @@ class Store(
     AgentStore,
     TokenStore,
     InstanceStore,
+    PeerStore,
     SettingsStore,
     SecretStore,
     AccessLogStore,

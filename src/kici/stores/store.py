@@ -7,6 +7,7 @@ from kici.stores.job_reads import JobReads
 from kici.stores.job_sweeps import JobSweeps
 from kici.stores.jobs import JobMoves
 from kici.stores.logs import Logs
+from kici.stores.peers import Peers
 from kici.stores.query import Query
 from kici.stores.records import AccessLog, Facts, Secrets, Settings
 from kici.stores.spawns import Spawns
@@ -14,7 +15,20 @@ from kici.stores.tokens import Tokens
 
 
 class SqlStore(
-    JobMoves, JobEnds, JobReads, JobSweeps, Logs, Spawns, Agents, Tokens, Cluster, Settings, Secrets, AccessLog, Facts
+    JobMoves,
+    JobEnds,
+    JobReads,
+    JobSweeps,
+    Logs,
+    Spawns,
+    Agents,
+    Tokens,
+    Cluster,
+    Peers,
+    Settings,
+    Secrets,
+    AccessLog,
+    Facts,
 ):
     async def migrate(self) -> list[int]:
         return await self._database.migrate()

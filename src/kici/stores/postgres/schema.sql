@@ -87,7 +87,7 @@ CREATE INDEX jobs_held ON jobs (agent_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
 CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
-CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE status = 'dispatched';
+CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE ack_deadline IS NOT NULL;
 CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;
 CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
 CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since) WHERE unroutable_since IS NOT NULL;
@@ -273,3 +273,25 @@ CREATE TABLE meta (
 );
 
 INSERT INTO meta (name, value) VALUES ('settings_version', '0');
+
+-- What each coordinator could serve, as it last said: JSON of `domain.peer.Capacity`.
+CREATE TABLE scaler_capacity (
+    instance_id TEXT COLLATE "C" PRIMARY KEY,
+    payload TEXT NOT NULL,
+    updated_at BIGINT NOT NULL
+);
+
+-- What one coordinator asks of another; answered in place.
+CREATE TABLE peer_requests (
+    id TEXT COLLATE "C" PRIMARY KEY,
+    target TEXT COLLATE "C" NOT NULL,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    answer TEXT,
+    answered_at BIGINT
+);
+
+CREATE INDEX peer_requests_waiting ON peer_requests (target, created_at) WHERE answered_at IS NULL;
+CREATE INDEX peer_requests_expiry ON peer_requests (expires_at);

@@ -76,7 +76,7 @@ CREATE INDEX jobs_held ON jobs (agent_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
 CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
-CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE status = 'dispatched';
+CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE ack_deadline IS NOT NULL;
 CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;
 CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
 CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since) WHERE unroutable_since IS NOT NULL;
@@ -262,3 +262,25 @@ CREATE TABLE meta (
 ) STRICT, WITHOUT ROWID;
 
 INSERT INTO meta (name, value) VALUES ('settings_version', '0');
+
+-- What each coordinator could serve, as it last said: JSON of `domain.peer.Capacity`.
+CREATE TABLE scaler_capacity (
+    instance_id TEXT PRIMARY KEY,
+    payload TEXT NOT NULL,
+    updated_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What one coordinator asks of another; answered in place.
+CREATE TABLE peer_requests (
+    id TEXT PRIMARY KEY,
+    target TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    answer TEXT,
+    answered_at INTEGER
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX peer_requests_waiting ON peer_requests (target, created_at) WHERE answered_at IS NULL;
+CREATE INDEX peer_requests_expiry ON peer_requests (expires_at);

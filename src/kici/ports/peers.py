@@ -1,0 +1,65 @@
+"""How coordinators on one store reach each other: rows for what must arrive, hints for what should be quick."""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Never, Protocol
+
+from kici.domain.ids import InstanceId, Instant, TokenId
+from kici.domain.peer import Capacity, PeerRequest
+
+
+class Topic(StrEnum):
+    QUEUE = "queue"
+    """Jobs are waiting that this coordinator may be able to take."""
+    REQUESTS = "requests"
+    """A request was put before somebody."""
+
+
+class Notifier(Protocol):
+    """Tells other coordinators to look.  A hint may be lost or doubled; everybody also polls."""
+
+    def hint(self, topic: Topic) -> None:
+        """Tell the others soon.  Many hints become one; never fails, never waits."""
+        ...
+
+    def listen(self, topic: Topic, listener: Callable[[], None]) -> None:
+        """Call `listener` at every hint of another coordinator."""
+        ...
+
+    async def run(self) -> Never:
+        """Send and receive for ever.  Leave by cancellation."""
+        ...
+
+
+class PeerStore(Protocol):
+    """`scaler_capacity` and `peer_requests`."""
+
+    async def put_capacity(
+        self, instance_id: InstanceId, capacity: Capacity, *, now: Instant | None = None
+    ) -> None: ...
+
+    async def capacities(
+        self, *, except_instance_id: InstanceId, present_ms: int, limit: int, now: Instant | None = None
+    ) -> Mapping[InstanceId, Capacity]:
+        """Of the other instances whose beat is younger than `present_ms`."""
+        ...
+
+    async def ask_peer(self, request: PeerRequest, *, ttl_ms: int, now: Instant | None = None) -> None: ...
+
+    async def peer_requests(
+        self, target: InstanceId, *, limit: int, now: Instant | None = None
+    ) -> list[PeerRequest]: ...
+
+    async def answer_peer(self, request_id: str, answer: str, *, now: Instant | None = None) -> bool: ...
+
+    async def peer_answer(self, request_id: str) -> str | None: ...
+
+    async def purge_peer_requests(self, *, now: Instant | None = None) -> int: ...
+
+    async def revoked_session_tokens(self, instance_id: InstanceId, *, limit: int) -> list[TokenId]:
+        """Revoked tokens of agents connected to this instance."""
+        ...
+
+    async def forget_spawns_of(self, instance_id: InstanceId) -> int:
+        """Delete the local spawns and reservations of an instance that is gone for good.  How many spawns."""
+        ...

@@ -1,0 +1,63 @@
+-- name: put_capacity
+-- What an instance could serve, replacing what it said before.
+INSERT INTO scaler_capacity (instance_id, payload, updated_at)
+VALUES (:instance_id, :payload, COALESCE(:now, now_ms()))
+ON CONFLICT (instance_id) DO UPDATE SET payload = excluded.payload, updated_at = excluded.updated_at;
+
+-- name: capacities
+-- What the other present instances could serve.
+SELECT scaler_capacity.instance_id, scaler_capacity.payload
+FROM scaler_capacity JOIN cluster_instances ON cluster_instances.instance_id = scaler_capacity.instance_id
+WHERE scaler_capacity.instance_id <> :except_instance_id
+    AND cluster_instances.last_beat_at >= COALESCE(:now, now_ms()) - :present_ms
+ORDER BY scaler_capacity.instance_id
+LIMIT :limit;
+
+-- name: ask_peer
+-- Put a request before another instance.
+INSERT INTO peer_requests (id, target, kind, payload, created_at, expires_at)
+VALUES (:id, :target, :kind, :payload, COALESCE(:now, now_ms()), COALESCE(:now, now_ms()) + :ttl_ms);
+
+-- name: peer_requests
+-- Requests to an instance that wait for its answer, oldest first.
+SELECT id, kind, payload FROM peer_requests
+WHERE target = :target AND answered_at IS NULL AND expires_at > COALESCE(:now, now_ms())
+ORDER BY created_at, id
+LIMIT :limit;
+
+-- name: answer_peer
+-- The answer to a request that waits.
+UPDATE peer_requests SET answer = :answer, answered_at = COALESCE(:now, now_ms())
+WHERE id = :id AND answered_at IS NULL
+RETURNING id;
+
+-- name: peer_answer
+-- The answer to a request, if there is one.
+SELECT answer FROM peer_requests WHERE id = :id AND answered_at IS NOT NULL;
+
+-- name: purge_peer_requests
+-- Requests that nobody waits for any more.
+DELETE FROM peer_requests WHERE expires_at <= COALESCE(:now, now_ms())
+RETURNING id;
+
+-- name: revoked_session_tokens
+-- Revoked tokens that agents connected to an instance authenticated with.
+SELECT DISTINCT agent_tokens.id
+FROM agent_sessions JOIN agent_tokens ON agent_tokens.id = agent_sessions.token_id
+WHERE agent_sessions.instance_id = :instance_id AND agent_tokens.revoked_at IS NOT NULL
+LIMIT :limit;
+
+-- name: forget_reservations_of
+-- Reservations of the local spawns of an instance that is gone for good.
+DELETE FROM scaler_reservations
+WHERE owner_instance_id = :instance_id
+    AND agent_id IN (
+        SELECT agent_id FROM scaler_spawning_agents
+        WHERE owner_instance_id = :instance_id AND backend_type <> 'event'
+    );
+
+-- name: forget_spawns_of
+-- Local spawns of an instance that is gone for good: what lives of them is its host's to clean up.
+DELETE FROM scaler_spawning_agents
+WHERE owner_instance_id = :instance_id AND backend_type <> 'event'
+RETURNING agent_id;
