@@ -2,10 +2,11 @@
 
 `python -m kici.adapters.zygote FD MODULE:FUNCTION PADDING`, started by `adapters.zygote_client` with a scrubbed
 environment.  It listens on the sequenced-packet socket FD.  A request carries three descriptors: where the agent
-writes, a file for its environment, and a pipe.  The child prepares itself, enters its control groups, and waits
-for a byte in the pipe; the coordinator, which knows by then who the child is, fills the file before it writes
-that byte.  So a credential never passes through this process, whose memory all later children would inherit; and
-when the coordinator gives up or dies, the pipe closes and the child ends before it was an agent.
+writes, a file for its environment, and a pipe; the agent just inherits any more.  The child prepares itself, enters
+its control groups, and waits for a byte in the pipe; the coordinator, which knows by then who the child is, fills
+the file before it writes that byte.  So a credential never passes through this process, whose memory all later
+children would inherit; and when the coordinator gives up or dies, the pipe closes and the child ends before it was
+an agent.
 
 It ends when its socket closes; its children live on.  No threads, and nothing of the coordinator, in here.
 """
@@ -28,6 +29,7 @@ from typing import Any, Final
 MARK: Final = "AGENT_COMPUTE_MARK"
 TITLE: Final = "kici-agent"
 DESCRIPTORS: Final = ("output", "environment", "go")
+DESCRIPTORS_MAX: Final = 8
 REQUEST_BYTES_MAX: Final = 64 * 1024
 _PR_SET_NAME: Final = 15
 _FAILED: Final = 70
@@ -82,7 +84,7 @@ def serve(control: socket.socket, run: Run) -> None:
             report_exits(control)
         if control.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(
-                control, REQUEST_BYTES_MAX, len(DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+                control, REQUEST_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
             )
             if not data:
                 return
@@ -96,7 +98,7 @@ def answer(
     try:
         pid = os.fork()
         if pid == 0:
-            child({**request, **dict(zip(DESCRIPTORS, descriptors, strict=True))})
+            child({**request, **dict(zip(DESCRIPTORS, descriptors, strict=False))})
         pidfd = os.pidfd_open(pid)
     except OSError as error:
         control.send(json.dumps({"number": request["number"], "error": str(error)}).encode())

@@ -149,7 +149,7 @@ class Channel:
         try:
             output = os.open(program.output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                descriptors = [output, request.environment, request.waits]
+                descriptors = [output, request.environment, request.waits, *program.inherits]
                 socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
             finally:
                 os.close(output)

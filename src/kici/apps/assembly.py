@@ -24,6 +24,7 @@ from kici.kit.supervise import Supervisor
 from kici.observe.metrics import Metrics, ReservedBy
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
+from kici.ports.ledger import MachineLedger
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.services.absences import Absences
@@ -42,6 +43,7 @@ from kici.services.job_service import JobService
 from kici.services.job_watch import JobWatch
 from kici.services.launch_failures import LaunchFailures
 from kici.services.log_store import LogStore
+from kici.services.machine_pools import MachinePools
 from kici.services.pending_scale_sweeper import PendingScaleSweeper
 from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
@@ -90,6 +92,8 @@ class Given:
     fleet: Fleet
     configuration: Configuration | None = None
     """None: the fleet stays as it is, and has no warm pools."""
+    ledger: MachineLedger | None = None
+    """Of the machine pools of its host.  None: it shares none."""
     configured: Mapping[str, int] = field(default_factory=dict)
     """Defaults of live settings from the program's configuration."""
     authenticates_agents: bool = True
@@ -117,6 +121,9 @@ class Coordinator:
         self.demands = DemandIndex(given.store)
         self.book = Book()
         self.spawns = SpawnBook()
+        self.machine_pools = MachinePools(
+            ledger=given.ledger, caps=lambda: self.manager.fleet.caps.machine_pools, clock=given.clock
+        )
         self._work_with_jobs()
         self._scale()
         self._keep_warm()
@@ -165,6 +172,7 @@ class Coordinator:
             store=given.store,
             jobs=given.store,
             book=self.book,
+            machine_pools=self.machine_pools,
             spawns=self.spawns,
             supervisor=given.supervisor,
             clock=given.clock,
@@ -173,6 +181,7 @@ class Coordinator:
             store=given.store,
             mint=self._mint if given.authenticates_agents else None,
             book=self.book,
+            machine_pools=self.machine_pools,
             spawns=self.spawns,
             failures=self.failures,
             teardown=self.teardown,
@@ -189,6 +198,7 @@ class Coordinator:
             fleet=given.fleet,
             spawner=spawner,
             book=self.book,
+            machine_pools=self.machine_pools,
             spawns=self.spawns,
             failures=self.failures,
             teardown=self.teardown,
@@ -211,6 +221,7 @@ class Coordinator:
         self.dispatcher.scale = self.manager
         self.lifecycle.computes = _JobEnds(self)
         self.teardown.capacity_freed = self.pending.capacity_freed
+        self.machine_pools.capacity_freed = self.pending.capacity_freed
         self.teardown.closing = self.registry.close
 
     def _keep_warm(self) -> None:
@@ -290,6 +301,7 @@ class Coordinator:
             store=given.store,
             fleet=given.fleet,
             book=self.book,
+            machine_pools=self.machine_pools,
             spawns=self.spawns,
             teardown=self.teardown,
             absences=self.absences,
@@ -342,6 +354,7 @@ class Coordinator:
             lifecycle=self.lifecycle,
             sessions=self.sessions,
             spawns=self.spawns,
+            machine_pools=self.machine_pools,
             teardown=self.teardown,
             manager=self.manager,
             heartbeat=self.heartbeat,
@@ -372,6 +385,7 @@ class Coordinator:
         supervisor.service("queue", self.queue.run)
         supervisor.service("stale-spawns", self.stale.run)
         supervisor.service("warm-pools", self.pools.run)
+        supervisor.service("machine-pools", self.machine_pools.run)
         if self.reload is not None:
             supervisor.service("retirement", self.reload.run)
         supervisor.service("token-purge", TokenPurge(tokens=self.tokens).run)
@@ -393,7 +407,9 @@ class Coordinator:
         """Take over the scalers files as they are now."""
         if self.reload is None:
             return ReloadReport(outcome="rejected", problems=("this coordinator was started without scalers files",))
-        return await self.reload.reload()
+        report = await self.reload.reload()
+        await self.machine_pools.tick()
+        return report
 
     async def _end_of_grace(self) -> None:
         await self.given.clock.sleep(self._grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents

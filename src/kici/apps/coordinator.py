@@ -17,9 +17,12 @@ from typing import Final
 
 from aiohttp import web
 
+from kici.adapters.boot import this_boot
 from kici.adapters.clock import RealClock
 from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
+from kici.adapters.ledger_files import choose_folder, usual_places
+from kici.adapters.machine_ledger import FileLedger
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.apps.assembly import Configuration, Coordinator, Given
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
@@ -29,7 +32,7 @@ from kici.config.load import load_scalers
 from kici.config.model import ScalersConfig
 from kici.domain import knobs
 from kici.domain.errors import Misconfigured
-from kici.domain.ids import AgentId
+from kici.domain.ids import AgentId, InstanceId
 from kici.domain.instance import Instance
 from kici.gateway.agents import Gateway
 from kici.kit.supervise import Supervisor
@@ -191,6 +194,7 @@ class _Program:
                 ),
                 fleet=builder.fleet(config),
                 configuration=Configuration(config=config, read=read, builder=builder, host=site.host),
+                ledger=_ledger(settings, self._environ, data_dir.instance_id(self._entropy)),
                 configured=_configured(settings),
                 authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
@@ -224,6 +228,16 @@ def _read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, .
     """The scalers files: a valid configuration, or every problem with its place."""
     loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
     return loaded.config or tuple(str(problem) for problem in loaded.problems)
+
+
+def _ledger(settings: CoordinatorSettings, environ: Mapping[str, str], instance_id: InstanceId) -> FileLedger:
+    """Touches nothing before there is a machine pool."""
+    places = usual_places(environ, Path.home())
+    return FileLedger(
+        instance_id=instance_id,
+        boot=this_boot(),
+        folder=lambda: choose_folder(settings.machine_ledger_dir, places),
+    )
 
 
 def _fingerprint(settings: CoordinatorSettings) -> tuple[tuple[str, int, int], ...]:

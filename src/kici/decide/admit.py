@@ -9,7 +9,7 @@ Usage is exact: cpus are whole millionths, so that adding and taking away in any
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -38,6 +38,8 @@ class HostCaps:
 
     agents_max: int
     resources: Cap = NO_CAP
+    machine_pools: Mapping[str, Cap] = field(default_factory=dict)
+    """What this instance declares for each pool that it shares with others of its host; see `decide.ledger`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def admit(
     in_scaler = max(active.here, here.agents)
     if not scaler.is_cluster_counted and in_scaler >= scaler.agents_max:
         return _at_count(CapName.MAX_AGENTS, in_scaler, scaler.agents_max, scaler.scaler)
-    return _over(CapName.RESOURCE_CAP, scaler.resources, here, requests, scaler.scaler) or _over(
+    return over(CapName.RESOURCE_CAP, scaler.resources, here, requests, scaler.scaler) or over(
         CapName.GLOBAL_RESOURCE_CAP, host.resources, total, requests, scaler.scaler
     )
 
@@ -158,7 +160,10 @@ def _at_count(cap: CapName, used: int, limit: int, scaler: ScalerName) -> AtCap:
     return AtCap(cap=cap, dimension=Dimension.AGENTS, used=used, requested=1, limit=limit, scaler=scaler)
 
 
-def _over(name: CapName, cap: Cap, used: Usage, requests: Amount, scaler: ScalerName) -> AtCap | None:
+def over(
+    name: CapName, cap: Cap, used: Usage, requests: Amount, scaler: ScalerName, pool: str | None = None
+) -> AtCap | None:
+    """The dimension in which so much more would exceed a cap; None: it fits.  Reaching it exactly is allowed."""
     if cap.cpus is not None and used.cpu_micros + _micros(requests.cpus) > _micros(cap.cpus):
         return AtCap(
             cap=name,
@@ -167,6 +172,7 @@ def _over(name: CapName, cap: Cap, used: Usage, requests: Amount, scaler: Scaler
             requested=requests.cpus,
             limit=cap.cpus,
             scaler=scaler,
+            pool=pool,
         )
     if cap.memory_bytes is not None and used.memory_bytes + requests.memory_bytes > cap.memory_bytes:
         return AtCap(
@@ -176,6 +182,7 @@ def _over(name: CapName, cap: Cap, used: Usage, requests: Amount, scaler: Scaler
             requested=requests.memory_bytes,
             limit=cap.memory_bytes,
             scaler=scaler,
+            pool=pool,
         )
     return None
 

@@ -61,7 +61,11 @@ def routables(config: ScalersConfig, host: Host, *, retiring: Set[ScalerName] = 
 
 
 def host_caps(config: ScalersConfig) -> HostCaps:
-    return HostCaps(agents_max=config.global_max_agents, resources=_cap(config.global_resource_cap))
+    return HostCaps(
+        agents_max=config.global_max_agents,
+        resources=_cap(config.global_resource_cap),
+        machine_pools={pool.name: _cap(pool.cap) for pool in config.machine_pools},
+    )
 
 
 def scaler_caps(entry: ScalerEntry) -> ScalerCaps:

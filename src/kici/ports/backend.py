@@ -66,6 +66,8 @@ class SpawnOrder:
     bound_job_id: JobId | None = None
     run_id: RunId | None = None
     container: JobContainer | None = None
+    proof: int | None = None
+    """A descriptor that a process inherits and its machine pool knows it by.  None: it is billed to no pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

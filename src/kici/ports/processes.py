@@ -55,6 +55,8 @@ class Program:
     """Value of `MARK`: added to the environment."""
     groups: tuple[Path, ...] = ()
     """`cgroup.procs` files that the process enters before the program begins."""
+    inherits: tuple[int, ...] = ()
+    """Descriptors of ours that the process has open, too.  Not on Windows."""
 
 
 class Process(Protocol):

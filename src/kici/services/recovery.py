@@ -6,19 +6,21 @@ is reclaimed.  Ends before agents are accepted; graces are counted from when the
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from kici.decide.admit import Book
 from kici.decide.dispatch import LossCause
+from kici.decide.ledger import Kind, kind_of
 from kici.domain.errors import KiciError
 from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.domain.job import STARTED, Job
-from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore, JobStore, SpawnStore
 from kici.services.absences import Absences
+from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
@@ -37,6 +39,7 @@ class Recovery:
         store: Store,
         fleet: Fleet,
         book: Book,
+        machine_pools: MachinePools,
         spawns: SpawnBook,
         teardown: Teardown,
         absences: Absences,
@@ -49,6 +52,7 @@ class Recovery:
         self._store = store
         self._fleet = fleet
         self._book = book
+        self._machine_pools = machine_pools
         self._spawns = spawns
         self._teardown = teardown
         self._absences = absences
@@ -65,6 +69,8 @@ class Recovery:
         rows = await self._store.spawns(owner=self._instance_id, limit=ROWS_MAX)
         for reservation in await self._store.reservations(owner=self._instance_id, limit=ROWS_MAX):
             self._book.reserve(reservation)
+        # Before anything is taken down: what is given back later must not come after this.
+        await self._machine_pools.restore(self._held(rows))
         by_scaler: dict[ScalerName, list[Spawn]] = {name: [] for name in self._fleet.runtimes}
         for row in rows:
             by_scaler.setdefault(row.scaler, []).append(row)
@@ -75,6 +81,12 @@ class Recovery:
                 continue
             for row in mine:
                 await self._forget(row, "its scaler is no longer configured")
+
+    def _held(self, rows: list[Spawn]) -> Iterator[tuple[Reservation, Kind]]:
+        for row in rows:
+            reservation = self._book.reservations.get(row.agent_id)
+            if reservation is not None:
+                yield reservation, kind_of(row.backend_type, runs_job_image=row.job_image)
 
     async def _scaler(self, runtime: ScalerRuntime, rows: list[Spawn]) -> None:
         """Take up what lives of one scaler.  One that left the file while nobody looked lets its jobs finish."""
@@ -106,6 +118,7 @@ class Recovery:
         emit(Event.SPAWN_LOST, level=logging.WARNING, agent_id=row.agent_id, scaler=row.scaler, reason=why)
         self._dead[row.agent_id] = why
         self._book.release(row.agent_id)
+        await self._machine_pools.release(row.machine_pool, row.agent_id)
         await self._store.delete_spawn(row.agent_id)
 
     async def jobs(self, is_connected: Callable[[AgentId], bool]) -> None:

@@ -21,6 +21,7 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.services.drain_state import DrainState
 from kici.services.launch_failures import LaunchFailures
+from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import Fleet
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.spawner import Choice, Spawner
@@ -34,6 +35,7 @@ class ScalerManager:
         fleet: Fleet,
         spawner: Spawner,
         book: Book,
+        machine_pools: MachinePools,
         spawns: SpawnBook,
         failures: LaunchFailures,
         teardown: Teardown,
@@ -46,6 +48,7 @@ class ScalerManager:
         """Replaced as a whole by a reload."""
         self._spawner = spawner
         self._book = book
+        self._machine_pools = machine_pools
         self._spawns = spawns
         self._failures = failures
         self._teardown = teardown
@@ -87,7 +90,11 @@ class ScalerManager:
             self._refused.add(job.class_id)
             self._count(choice, job.id)
             return choice
-        return await self._spawner.start(choice, job)
+        answer = await self._spawner.start(choice, job)
+        if isinstance(answer, AtCapacity):
+            self._refused.add(job.class_id)
+            self._count(answer, job.id)
+        return answer
 
     async def warm(self, routable: Routable) -> ScaleAnswer:
         """Make an agent without a job, of the shape that its label set declares."""
@@ -95,7 +102,10 @@ class ScalerManager:
         if not isinstance(choice, Choice):
             self._count(choice, f"warm pool of {routable.scaler}")
             return choice
-        return await self._spawner.start(choice, None)
+        answer = await self._spawner.start(choice, None)
+        if isinstance(answer, AtCapacity):
+            self._count(answer, f"warm pool of {routable.scaler}")
+        return answer
 
     def _choose(self, demand: Demand) -> Choice | ScaleAnswer:
         """The label set that serves a demand, if it may start one more agent now."""
@@ -130,7 +140,8 @@ class ScalerManager:
             shape.requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active
         )
         if refused is None:
-            return Choice(runtime, routable, shape)
+            foreseen = self._machine_pools.foresee(runtime.machine_pool, shape.requests, runtime.name)
+            return foreseen or Choice(runtime, routable, shape)
         return AtCapacity(verdict=refused, is_burst=is_burst_refusal(refused, active, here=here, total=total))
 
     def _count(self, answer: ScaleAnswer, what: str) -> None:

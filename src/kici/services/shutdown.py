@@ -21,6 +21,7 @@ from kici.services.drain_state import DrainState
 from kici.services.elector import Elector
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.job_lifecycle import JobLifecycle
+from kici.services.machine_pools import MachinePools
 from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import ScalerRuntime
@@ -43,6 +44,7 @@ class Shutdown:
         lifecycle: JobLifecycle,
         sessions: AgentSessions,
         spawns: SpawnBook,
+        machine_pools: MachinePools,
         teardown: Teardown,
         manager: ScalerManager,
         heartbeat: InstanceHeartbeat,
@@ -56,6 +58,7 @@ class Shutdown:
         self._lifecycle = lifecycle
         self._sessions = sessions
         self._spawns = spawns
+        self._machine_pools = machine_pools
         self._teardown = teardown
         self._manager = manager
         self._heartbeat = heartbeat
@@ -75,6 +78,7 @@ class Shutdown:
         self._sessions.close_all("the coordinator stops")
         if not keep_agents:
             await self._end_computes()
+            await self._machine_pools.leave(frozenset(tracked.agent_id for tracked in self._spawns))
         try:
             await self._store.delete_sessions_of(self._instance_id)
             await self._elector.resign()

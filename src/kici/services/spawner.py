@@ -1,7 +1,8 @@
 """One spawn, from an admitted choice to a compute or a failure.
 
-The reservation is taken in memory and the row is written before anything is made; the backend works under a
-deadline, at most so many at once for each scaler; a failure is recorded before its capacity is freed.
+The reservation is taken in memory, then in the machine pool, and the row is written, before anything is made; the
+backend works under a deadline, at most so many at once for each scaler; a failure is recorded before its capacity
+is freed.
 """
 
 import asyncio
@@ -12,13 +13,14 @@ from typing import Final, Protocol
 
 from kici.decide.admit import Book
 from kici.decide.entries import Routable
+from kici.decide.ledger import kind_of
 from kici.decide.registry_auth import is_ready
 from kici.domain.agent import AgentToken
 from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, StoreDown
 from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, ScalerName, scaler_agent_id
 from kici.domain.job import Job
 from kici.domain.resources import Shape
-from kici.domain.scale import Failed, ScaleAnswer, Spawning
+from kici.domain.scale import AtCapacity, Failed, ScaleAnswer, Spawning
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
 from kici.domain.verdict import SpawnFailed
 from kici.kit.supervise import Supervisor
@@ -28,6 +30,7 @@ from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.store import SpawnStore
 from kici.services.launch_failures import LaunchFailures
+from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
@@ -63,6 +66,7 @@ class Spawner:
         store: SpawnStore,
         mint: Mint | None,
         book: Book,
+        machine_pools: MachinePools,
         spawns: SpawnBook,
         failures: LaunchFailures,
         teardown: Teardown,
@@ -81,6 +85,7 @@ class Spawner:
         self._store = store
         self._mint = mint
         self._book = book
+        self._machine_pools = machine_pools
         self._spawns = spawns
         self._failures = failures
         self._teardown = teardown
@@ -111,31 +116,20 @@ class Spawner:
             else self._mint(agent_id, choice.routable.agent_labels, choice.routable.gate)
         )
         tracked = TrackedSpawn(spawn=self._row(job, choice, agent_id, token), runtime=choice.runtime)
-        reservation = Reservation(
-            agent_id=agent_id,
-            scaler=choice.runtime.name,
-            shape=choice.shape,
-            machine_pool=choice.runtime.machine_pool,
-            owner_instance_id=self._instance_id,
-            reserved_at=self._clock.now(),
-        )
+        reservation = self._reservation(tracked.spawn)
         self._book.reserve(reservation)
         self._spawns.add(tracked)
         try:
-            existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
-            tracked.is_written = existing is None
+            answer = await self._bill(reservation, choice.routable) or await self._write(tracked, reservation, token)
         except Conflict:
             return None
-        except StoreDown as error:
-            tracked.is_written = True
-            self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)  # the row may have been written after all
-            return Failed(error=f"the spawn row of {agent_id} could not be written: {error}")
         finally:
             if not tracked.is_written:
                 self._spawns.remove(tracked)
                 self._book.release(agent_id)
-        if existing is not None:
-            return Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
+                await self._machine_pools.release(reservation.machine_pool, agent_id)
+        if answer is not None:
+            return answer
         emit(Event.SPAWN_ADMITTED, agent_id=agent_id, scaler=choice.runtime.name, job_id=tracked.spawn.bound_job_id)
         if tracked.is_unwanted:
             self._teardown.begin(tracked, ScaleDownReason.JOB_COMPLETE)
@@ -143,6 +137,38 @@ class Spawner:
             order = self._order(tracked, plain)
             tracked.task = self._supervisor.spawn(f"spawn.{agent_id}", self._run(tracked, order, job))
         return Spawning(agent_id=agent_id, backend_type=choice.routable.backend_type)
+
+    async def _bill(self, reservation: Reservation, routable: Routable) -> ScaleAnswer | None:
+        """Take it from the machine pool; None: taken, or there is none."""
+        kind = kind_of(routable.backend_type, runs_job_image=routable.runs_job_image)
+        try:
+            refused = await self._machine_pools.reserve(reservation, kind)
+        except KiciError as error:
+            return Failed(error=str(error))
+        return None if refused is None else AtCapacity(verdict=refused)
+
+    async def _write(
+        self, tracked: TrackedSpawn, reservation: Reservation, token: AgentToken | None
+    ) -> ScaleAnswer | None:
+        """Write the row; None: it is this spawn's.  Raises `Conflict` for an agent id that is taken."""
+        try:
+            existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
+        except StoreDown as error:
+            tracked.is_written = True  # it may have been, after all
+            self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)
+            return Failed(error=f"the spawn row of {tracked.agent_id} could not be written: {error}")
+        tracked.is_written = existing is None
+        return None if existing is None else Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
+
+    def _reservation(self, spawn: Spawn) -> Reservation:
+        return Reservation(
+            agent_id=spawn.agent_id,
+            scaler=spawn.scaler,
+            shape=spawn.shape,
+            machine_pool=spawn.machine_pool,
+            owner_instance_id=self._instance_id,
+            reserved_at=spawn.spawned_at,
+        )
 
     def _row(self, job: Job | None, choice: Choice, agent_id: AgentId, token: AgentToken | None) -> Spawn:
         routable, runtime = choice.routable, choice.runtime
@@ -183,6 +209,7 @@ class Spawner:
             requests=spawn.shape.requests,
             bound_job_id=spawn.bound_job_id,
             run_id=spawn.run_id,
+            proof=self._machine_pools.descriptor(spawn.agent_id),
         )
 
     async def _run(self, tracked: TrackedSpawn, order: SpawnOrder, job: Job | None) -> None:

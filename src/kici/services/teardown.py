@@ -1,7 +1,8 @@
 """Taking a compute down, once, whoever asks and however often.
 
-The order: mark the row `ending` (its job may be served by another spawn from then on), end the compute, give the
-reservation back, delete the row.  The row goes last, because it is how the compute is found again.
+The order: mark the row `ending` (its job may be served by another spawn from then on), end the compute, give back
+its part of the machine pool and its reservation, delete the row.  The row goes last, because it is how the compute
+is found again.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import JobStore, SpawnStore
+from kici.services.machine_pools import MachinePools
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 
 RETRY_SECONDS: Final = 1.0
@@ -31,6 +33,7 @@ class Teardown:
         store: SpawnStore,
         jobs: JobStore,
         book: Book,
+        machine_pools: MachinePools,
         spawns: SpawnBook,
         supervisor: Supervisor,
         clock: Clock,
@@ -38,6 +41,7 @@ class Teardown:
         self._store = store
         self._jobs = jobs
         self._book = book
+        self._machine_pools = machine_pools
         self._spawns = spawns
         self._supervisor = supervisor
         self._clock = clock
@@ -99,6 +103,7 @@ class Teardown:
     async def _rest(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
         await self._stop_spawning(tracked)
         await self._destroy(tracked, reason)
+        await self._machine_pools.release(tracked.spawn.machine_pool, tracked.agent_id)
         self._release(tracked)
         await self._delete_row(tracked)
         self._spawns.remove(tracked)

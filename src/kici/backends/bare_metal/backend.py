@@ -239,6 +239,7 @@ class BareMetalBackend:
             output=self._files.output(agent.id),
             mark=self._files.mark(agent.id),
             groups=() if agent.group is None else agent.group.entries,
+            inherits=() if order.proof is None else (order.proof,),
         )
         agent.started(await self._start(program, is_own_agent=launch.is_own_agent))
         self._files.write(agent.record)
