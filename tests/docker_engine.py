@@ -190,7 +190,8 @@ class Lab:
             answer = connection.getresponse()
             text = answer.read().decode()
             connection.close()
-        assert answer.status == 200 and "error" not in text, text
+        assert answer.status == 200, text
+        assert "error" not in text, text
 
     def _answers(self) -> bool:
         try:

@@ -34,7 +34,17 @@ def until(condition: Callable[[], object], *, seconds: float, what: str) -> None
 class CoordinatorProgram:
     """`kici up` on a data directory, and the command line that talks to it."""
 
-    def __init__(self, data_dir: Path, *, port: int = 0, extra: Sequence[str] = (), env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        extra: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
+        """`within`: a command that runs another one somewhere else, in its own process (in a network namespace)."""
+        self._within = tuple(within)
         self.data_dir = data_dir
         self.port = port
         self._extra = tuple(extra)
@@ -55,7 +65,7 @@ class CoordinatorProgram:
         (self.data_dir / "endpoint").unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*KICI, "up", "--port", str(self.port), *self._extra],
+                [*self._within, *KICI, "up", "--port", str(self.port), *self._extra],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -80,7 +90,7 @@ class CoordinatorProgram:
         return time.monotonic() - began
 
     def command(self, *words: str) -> list[str]:
-        return [*KICI, *words]
+        return [*self._within, *KICI, *words]
 
     def run(self, *words: str, given: str = "", seconds: float = 60.0) -> "subprocess.CompletedProcess[str]":
         """One command of the CLI, to its end; `given` is its standard input."""

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 TRIES: Final = 3
 TRY_SECONDS: Final = 2.0
+TRY_FACTOR: Final = 4.0
 ALWAYS: Final = "Always"
 NEVER: Final = "Never"
 IF_NOT_PRESENT: Final = "IfNotPresent"
@@ -57,7 +58,7 @@ class Images:
                 if attempt == TRIES:
                     raise
                 log.info("image.pull_retried", extra={"kici": {"image": image, "error": str(error)}})
-                await self._clock.sleep(TRY_SECONDS * attempt)
+                await self._clock.sleep(TRY_SECONDS * TRY_FACTOR ** (attempt - 1))
             else:
                 return True
         return False

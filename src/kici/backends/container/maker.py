@@ -107,7 +107,9 @@ class Maker:
             )
         try:
             return await images.ensure(container.image, policy="IfNotPresent", auth=auth, on_progress=report)
-        except ImageRefused as error:
+        except EngineDown:
+            raise
+        except (ImageRefused, Retryable) as error:  # tried several times already: its people had better know
             raise JobRefused(str(error)) from error
 
     def _agent_order(self, agent: Tracked, order: SpawnOrder, url: str) -> plan.AgentOrder:
