@@ -221,6 +221,7 @@ class Coordinator:
         self.dispatcher.scale = self.manager
         self.lifecycle.computes = _JobEnds(self)
         self.teardown.capacity_freed = self.pending.capacity_freed
+        self.manager.retry_later = self.pending.retry_in
         self.machine_pools.capacity_freed = self.pending.capacity_freed
         self.teardown.closing = self.registry.close
 

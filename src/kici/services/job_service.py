@@ -51,6 +51,7 @@ class JobService:
         self._queue_timeout_ms = queue_timeout_ms
         self._depth = 0
         self._depth_read_at = -DEPTH_CACHE_SECONDS
+        self._inserted = 0
         self._arriving = 0
         """Jobs that are being inserted: of submissions at one moment, no two take the same place."""
 
@@ -93,7 +94,9 @@ class JobService:
             raise
         if submitted.created:
             emit(Event.JOB_SUBMITTED, run_id=submitted.run_id, jobs=len(jobs), by=actor.name)
-            self._depth += sum(job.status is JobStatus.QUEUED for job in submitted.jobs)
+            queued = sum(job.status is JobStatus.QUEUED for job in submitted.jobs)
+            self._inserted += queued
+            self._depth += queued
             await self._find_agents(submitted, agent)
         return submitted
 
@@ -173,7 +176,9 @@ class JobService:
         now = self._clock.monotonic()
         if now - self._depth_read_at >= DEPTH_CACHE_SECONDS:
             self._depth_read_at = now
-            self._depth = await self._store.queued_count()
+            before = self._inserted
+            counted = await self._store.queued_count()
+            self._depth = counted + self._inserted - before  # those inserted meanwhile may not be counted
         limit = self._queue_depth_max()
         if self._depth + self._arriving + adding > limit:
             raise NoCapacity(

@@ -3,15 +3,17 @@
 A pass goes over demand classes, the one with the oldest job first: up to ten jobs of each, and a class that is
 refused once is skipped for the rest of the pass.  So neither a long backlog nor one class that cannot be served
 delays the others.  One pass at a time; a call during a pass starts nothing.
+
+Where a refusal says until when, a pass comes at exactly that moment.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Final, Never
 
-from kici.domain.errors import StoreDown
+from kici.domain.errors import KiciError, StoreDown
 from kici.domain.job import WaitingClass
-from kici.domain.scale import ScaleAnswer, Skipped, Spawning
+from kici.domain.scale import Failed, ScaleAnswer, Skipped, Spawning
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -24,6 +26,7 @@ from kici.services.scaler_manager import ScalerManager
 
 DEBOUNCE_SECONDS: Final = 0.25
 JOBS_PER_CLASS: Final = 10
+RETRY_SECONDS_MIN: Final = 0.05
 
 
 class PendingScaleSweeper:
@@ -52,36 +55,60 @@ class PendingScaleSweeper:
         self._on_redispatch = on_redispatch
         self._is_running = False
         self._freed = False
+        self._swept_at = clock.monotonic()
+        self._retry_at: float | None = None
+        """Monotonic seconds of the earliest moment at which a refused request may be made again."""
 
     def capacity_freed(self) -> None:
         """Something was released: a pass follows a quarter second after the first of such calls."""
         self._freed = True
         self._ticker.nudge()
 
+    def retry_in(self, after_ms: int) -> None:
+        """A request was refused for so long."""
+        retry_at = self._clock.monotonic() + max(RETRY_SECONDS_MIN, after_ms / 1000)
+        if self._retry_at is None or retry_at < self._retry_at:
+            self._retry_at = retry_at
+            self._ticker.nudge()
+
     async def run(self) -> Never:
         """Sweep for ever.  Leave by cancellation."""
         while True:
-            if await self._ticker.next() and self._freed:
-                await self._clock.sleep(DEBOUNCE_SECONDS)
+            self._ticker.seconds = max(0.0, self._due_at() - self._clock.monotonic())
+            if await self._ticker.next() and not self._freed:
+                continue  # the pass before served what was freed, or the time to wake has changed
             trigger = "hook" if self._freed else "sweep"
+            if self._freed:
+                await self._clock.sleep(DEBOUNCE_SECONDS)
             self._freed = False
             try:
                 await self.tick(trigger)
             except StoreDown as error:
                 emit(Event.STORE_DOWN, level=logging.WARNING, during="re-drive", error=str(error))
 
+    def _due_at(self) -> float:
+        sweep_at = self._swept_at + self._interval_seconds
+        return sweep_at if self._retry_at is None else min(sweep_at, self._retry_at)
+
     async def tick(self, trigger: str) -> int:
         """One pass over all waiting classes.  How many agents were started."""
-        if self._is_running or self._drain.closed:
+        if self._is_running:
+            return 0
+        self._swept_at, self._retry_at = self._clock.monotonic(), None
+        if self._drain.closed:
             return 0
         self._is_running = True
         try:
-            self._ticker.seconds = self._interval_seconds
             self._manager.ask_again()
             await self._demands.refresh()
             started = 0
             for waiting in sorted(self._demands, key=lambda waiting: waiting.oldest_seq):
-                started += await self._class(waiting)
+                try:
+                    started += await self._class(waiting)
+                except StoreDown:
+                    raise
+                except KiciError as error:  # of one class: the others are not to wait for it
+                    emit(Event.SCALE_REFUSED, level=logging.WARNING, wanted_for=waiting.oldest_job, error=str(error))
             for _ in range(started):
                 self._on_redispatch(trigger)
             return started
@@ -93,7 +120,7 @@ class PendingScaleSweeper:
         if not self._registry.has_idle(waiting.demand):
             refused = self._manager.judge(waiting.demand)
             if refused is not None:
-                self._refused(refused)
+                await self._refused(waiting, refused)
                 return 0
         jobs = await self._store.queued_of_class(waiting.class_id, limit=JOBS_PER_CLASS, unserved=True)
         started = 0
@@ -103,7 +130,6 @@ class PendingScaleSweeper:
                 continue
             answer = await self._manager.request(job)
             if not isinstance(answer, Spawning):
-                self._refused(answer)
                 return started
             started += 1
         if len(jobs) == JOBS_PER_CLASS:
@@ -111,7 +137,9 @@ class PendingScaleSweeper:
             self._ticker.nudge()  # there are more, and none was refused
         return started
 
-    def _refused(self, answer: ScaleAnswer) -> None:
-        """Where the refusal says until when, wake exactly then."""
+    async def _refused(self, waiting: WaitingClass, answer: ScaleAnswer) -> None:
+        """Come back when the refusal is over, or tell the job what only a person can change."""
         if isinstance(answer, Skipped) and answer.retry_after_ms is not None:
-            self._ticker.seconds = max(0.05, min(self._ticker.seconds, answer.retry_after_ms / 1000))
+            self.retry_in(answer.retry_after_ms)
+        if isinstance(answer, Failed):
+            await self._store.set_provisioning_error(waiting.oldest_job, answer.error)

@@ -58,13 +58,19 @@ class ScalerManager:
         self._refused: set[ClassId] = set()
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
         self._on_refusal = on_refusal
+        self.retry_later: Callable[[int], None] = lambda after_ms: None
+        """Set by the composition root: told when a refused request may be made again."""
 
     # ------------------------------------------------------------------ the request path
 
     def wanted(self, job: Job) -> None:
         """A job just found no idle agent.  Asks at once, unless older jobs of its class were refused."""
-        if job.class_id in self._refused or self.judge(job.demand) is not None:
+        if job.class_id in self._refused:
+            return
+        refused = self.judge(job.demand)
+        if refused is not None:
             self._refused.add(job.class_id)
+            self._count(refused, job.id)
             return
         self._supervisor.start(f"scale.{job.id}", self.request(job))
 
@@ -146,6 +152,8 @@ class ScalerManager:
 
     def _count(self, answer: ScaleAnswer, what: str) -> None:
         """A refused request is counted; it is worth a warning when only a burst explains it."""
+        if isinstance(answer, Skipped) and answer.retry_after_ms is not None:
+            self.retry_later(answer.retry_after_ms)
         emit(Event.SCALE_REFUSED, level=logging.DEBUG, wanted_for=what, answer=type(answer).__name__)
         if isinstance(answer, AtCapacity):
             self._on_refusal()

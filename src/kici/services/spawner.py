@@ -16,7 +16,7 @@ from kici.decide.entries import Routable
 from kici.decide.ledger import kind_of
 from kici.decide.registry_auth import is_ready
 from kici.domain.agent import AgentToken
-from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, StoreDown
+from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, Retryable, StoreDown
 from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, ScalerName, scaler_agent_id
 from kici.domain.job import Job
 from kici.domain.resources import Shape
@@ -110,6 +110,8 @@ class Spawner:
     async def _admit(self, job: Job | None, choice: Choice) -> ScaleAnswer | None:
         """Reserve, write the row, start.  None: the agent id was taken, try another."""
         agent_id = scaler_agent_id(choice.routable.backend_type, self._entropy.hex(4))
+        if self._spawns.get(agent_id) is not None:
+            return None
         token, plain = (
             (None, None)
             if self._mint is None
@@ -157,6 +159,8 @@ class Spawner:
             tracked.is_written = True  # it may have been, after all
             self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT)
             return Failed(error=f"the spawn row of {tracked.agent_id} could not be written: {error}")
+        except Retryable as error:
+            return Failed(error=str(error))
         tracked.is_written = existing is None
         return None if existing is None else Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
 
