@@ -76,10 +76,11 @@ CREATE INDEX jobs_held ON jobs (agent_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
 CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
-CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE ack_deadline IS NOT NULL;
-CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;
-CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
-CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since) WHERE unroutable_since IS NOT NULL;
+CREATE INDEX jobs_ack ON jobs (ack_deadline, seq) WHERE ack_deadline IS NOT NULL;
+CREATE INDEX jobs_recovery ON jobs (recovery_deadline, seq) WHERE recovery_deadline IS NOT NULL;
+CREATE INDEX jobs_expiry ON jobs (expires_at, seq)
+    WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
+CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since, seq) WHERE unroutable_since IS NOT NULL;
 
 CREATE TABLE job_needs (
     need_id TEXT NOT NULL,
@@ -137,7 +138,7 @@ CREATE TABLE scaler_spawning_agents (
     adopted_at INTEGER,
     destroy_requested_at INTEGER,
     end_reason TEXT
-) STRICT, WITHOUT ROWID;
+, emitted_at INTEGER) STRICT, WITHOUT ROWID;
 
 -- Cluster-wide, no two spawns serve one job.
 CREATE UNIQUE INDEX scaler_spawning_agents_serving ON scaler_spawning_agents (bound_job_id)
@@ -284,3 +285,107 @@ CREATE TABLE peer_requests (
 
 CREATE INDEX peer_requests_waiting ON peer_requests (target, created_at) WHERE answered_at IS NULL;
 CREATE INDEX peer_requests_expiry ON peer_requests (expires_at);
+
+-- Events on their way to whoever subscribed, and what event scalers share.
+
+CREATE INDEX scaler_spawning_agents_event ON scaler_spawning_agents (scaler_name, agent_id)
+    WHERE backend_type = 'event';
+CREATE INDEX scaler_spawning_agents_adopter ON scaler_spawning_agents (adopted_by) WHERE adopted_by IS NOT NULL;
+
+CREATE TABLE kici_events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    emission_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    subject TEXT,
+    source TEXT NOT NULL,
+    chain_depth INTEGER NOT NULL,
+    target TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'awaiting', 'processed', 'dead', 'unmatched')),
+    payload TEXT NOT NULL,
+    -- Secret fields; erased when the event is handled.
+    sealed BLOB,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    due_at INTEGER NOT NULL,
+    claimed_by TEXT,
+    claimed_until INTEGER,
+    -- The claim before was not ended by its holder.
+    is_reclaimed INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    failed_runs INTEGER NOT NULL DEFAULT 0,
+    run_id TEXT,
+    last_error TEXT,
+    dead_at INTEGER,
+    dead_reason TEXT,
+    processed_at INTEGER
+) STRICT;
+
+CREATE INDEX kici_events_due ON kici_events (due_at, seq) WHERE state = 'pending';
+CREATE INDEX kici_events_awaiting ON kici_events (seq) WHERE state = 'awaiting';
+CREATE INDEX kici_events_dead ON kici_events (seq) WHERE state = 'dead';
+CREATE INDEX kici_events_subject ON kici_events (subject, target, seq) WHERE subject IS NOT NULL;
+CREATE INDEX kici_events_emission ON kici_events (emission_id);
+CREATE INDEX kici_events_run ON kici_events (run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX kici_events_rate ON kici_events (source, name, created_at) WHERE source <> '';
+CREATE INDEX kici_events_handled ON kici_events (created_at) WHERE state IN ('processed', 'unmatched');
+-- One live event of a name for each subject and target.
+CREATE UNIQUE INDEX kici_events_live ON kici_events (subject, name, target)
+    WHERE subject IS NOT NULL AND state IN ('pending', 'awaiting');
+
+CREATE TABLE workflow_registrations (
+    ref TEXT PRIMARY KEY,
+    kind TEXT NOT NULL CHECK (kind IN ('workflow', 'webhook')),
+    events TEXT NOT NULL,
+    document TEXT NOT NULL,
+    applied_by TEXT NOT NULL,
+    updated_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE scaler_pending_claims (
+    claim_hash TEXT PRIMARY KEY,
+    claim_prefix TEXT NOT NULL,
+    agent_id TEXT NOT NULL,
+    scaler_name TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    mandatory_labels TEXT NOT NULL,
+    agent_token_ttl_ms INTEGER NOT NULL,
+    orchestrator_url TEXT NOT NULL,
+    expires_at INTEGER NOT NULL,
+    consumed_at INTEGER,
+    created_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX scaler_pending_claims_agent ON scaler_pending_claims (agent_id);
+CREATE INDEX scaler_pending_claims_expiry ON scaler_pending_claims (expires_at);
+
+-- What became of a provision, also when its row is gone.
+CREATE TABLE scaler_provision_outcomes (
+    agent_id TEXT PRIMARY KEY,
+    scaler_name TEXT NOT NULL,
+    adopted_by TEXT,
+    adopted_at INTEGER,
+    condemned_reason TEXT,
+    condemned_at INTEGER,
+    recorded_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX scaler_provision_outcomes_updated ON scaler_provision_outcomes (updated_at);
+
+-- Event scalers that fail to provide machines; an agent of theirs that registers deletes the row.
+CREATE TABLE scaler_deferrals (
+    scaler_name TEXT PRIMARY KEY,
+    failures INTEGER NOT NULL,
+    until INTEGER NOT NULL,
+    last_error TEXT NOT NULL,
+    probe_agent_id TEXT,
+    updated_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE scaler_counted_failures (
+    scaler_name TEXT NOT NULL,
+    agent_id TEXT NOT NULL,
+    counted_at INTEGER NOT NULL,
+    PRIMARY KEY (scaler_name, agent_id)
+) STRICT, WITHOUT ROWID;

@@ -463,7 +463,7 @@ LIMIT :limit;
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
 WHERE ack_deadline <= COALESCE(:now, now_ms())
-ORDER BY ack_deadline
+ORDER BY ack_deadline, seq
 LIMIT :limit;
 
 -- name: overdue_recoveries
@@ -471,7 +471,7 @@ LIMIT :limit;
 SELECT jobs.*, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs
 WHERE recovery_deadline <= COALESCE(:now, now_ms())
-ORDER BY recovery_deadline
+ORDER BY recovery_deadline, seq
 LIMIT :limit;
 
 -- name: expired_jobs
@@ -479,7 +479,7 @@ LIMIT :limit;
 SELECT id, run_id, last_provisioning_error
 FROM jobs
 WHERE status IN ('pending', 'queued') AND expires_at <= COALESCE(:now, now_ms())
-ORDER BY expires_at
+ORDER BY expires_at, seq
 LIMIT :limit;
 
 -- name: set_provisioning_error
@@ -509,7 +509,7 @@ RETURNING jobs.id;
 WITH stamped AS MATERIALIZED (
     SELECT id FROM jobs
     WHERE class_id BETWEEN :class_id AND :class_id AND unroutable_since IS NOT NULL
-    ORDER BY class_id, unroutable_since
+    ORDER BY class_id, unroutable_since, seq
     LIMIT :limit
     FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -525,7 +525,7 @@ WHERE class_id BETWEEN :class_id AND :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms::BIGINT
     AND status || '' = 'queued'
     AND last_provisioning_error IS NULL
-ORDER BY class_id, unroutable_since
+ORDER BY class_id, unroutable_since, seq
 LIMIT :limit;
 
 -- name: prune_jobs

@@ -68,10 +68,11 @@ CREATE INDEX jobs_held ON jobs (agent_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
 CREATE INDEX jobs_owned ON jobs (owner_instance_id, seq)
     WHERE status IN ('dispatched', 'running', 'recovering', 'cancelling');
-CREATE INDEX jobs_ack ON jobs (ack_deadline) WHERE ack_deadline IS NOT NULL;
-CREATE INDEX jobs_recovery ON jobs (recovery_deadline) WHERE recovery_deadline IS NOT NULL;
-CREATE INDEX jobs_expiry ON jobs (expires_at) WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
-CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since) WHERE unroutable_since IS NOT NULL;
+CREATE INDEX jobs_ack ON jobs (ack_deadline, seq) WHERE ack_deadline IS NOT NULL;
+CREATE INDEX jobs_recovery ON jobs (recovery_deadline, seq) WHERE recovery_deadline IS NOT NULL;
+CREATE INDEX jobs_expiry ON jobs (expires_at, seq)
+    WHERE status IN ('pending', 'queued') AND expires_at IS NOT NULL;
+CREATE INDEX jobs_unroutable ON jobs (class_id, unroutable_since, seq) WHERE unroutable_since IS NOT NULL;
 
 CREATE TABLE job_needs (
     need_id TEXT NOT NULL,

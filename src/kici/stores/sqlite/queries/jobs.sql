@@ -393,7 +393,7 @@ LIMIT :limit;
 SELECT *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs INDEXED BY jobs_ack
 WHERE ack_deadline <= COALESCE(:now, now_ms())
-ORDER BY ack_deadline
+ORDER BY ack_deadline, seq
 LIMIT :limit;
 
 -- name: overdue_recoveries
@@ -401,7 +401,7 @@ LIMIT :limit;
 SELECT *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand
 FROM jobs INDEXED BY jobs_recovery
 WHERE recovery_deadline <= COALESCE(:now, now_ms())
-ORDER BY recovery_deadline
+ORDER BY recovery_deadline, seq
 LIMIT :limit;
 
 -- name: expired_jobs
@@ -409,7 +409,7 @@ LIMIT :limit;
 SELECT id, run_id, last_provisioning_error
 FROM jobs INDEXED BY jobs_expiry
 WHERE status IN ('pending', 'queued') AND expires_at <= COALESCE(:now, now_ms())
-ORDER BY expires_at
+ORDER BY expires_at, seq
 LIMIT :limit;
 
 -- name: set_provisioning_error
@@ -440,6 +440,7 @@ WHERE seq IN (
     SELECT stamped.seq
     FROM jobs AS stamped INDEXED BY jobs_unroutable
     WHERE stamped.class_id = :class_id AND stamped.unroutable_since IS NOT NULL
+    ORDER BY stamped.unroutable_since, stamped.seq
     LIMIT :limit
 )
 RETURNING id;
@@ -452,7 +453,7 @@ WHERE class_id = :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms
     AND status = 'queued'
     AND last_provisioning_error IS NULL
-ORDER BY unroutable_since
+ORDER BY unroutable_since, seq
 LIMIT :limit;
 
 -- name: prune_jobs
