@@ -11,7 +11,9 @@ from typing import Final, Never
 from kici.decide.dispatch import LossCause
 from kici.domain.errors import StoreDown
 from kici.domain.job import Job, WaitingClass
+from kici.domain.say import say
 from kici.domain.scale import NoBackend
+from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import JobStore
@@ -102,21 +104,24 @@ class QueueSweeper:
     async def _probe(self, grace_ms: int) -> None:
         """Jobs that no agent and no scaler could run, now or when others end: end them after the grace."""
         for waiting in await self._store.waiting_classes(limit=BATCH):
-            if self._is_routable(waiting):
+            obstacle = self._obstacle(waiting)
+            if obstacle is None:
                 await self._store.clear_unroutable(waiting.class_id)
                 continue
             await self._store.mark_unroutable(waiting.class_id)
-            labels = ", ".join(sorted(waiting.demand.labels)) or "none"
+            why = say(obstacle, now=self._clock.now())
             ended = await self._store.expire_unroutable(
                 waiting.class_id,
                 grace_ms=grace_ms,
-                reason=f"no agent and no scaler serves a job with labels {labels}",
+                reason=f"no agent and no scaler could run it within {grace_ms / 1000:g} s: {why}",
                 limit=BATCH,
             )
             for finished in ended:
                 await self._lifecycle.over(finished)
 
-    def _is_routable(self, waiting: WaitingClass) -> bool:
-        return self._registry.could_serve(waiting.demand) or not isinstance(
-            self._manager.judge(waiting.demand), NoBackend
-        )
+    def _obstacle(self, waiting: WaitingClass) -> Verdict | None:
+        """Why nothing could ever run such a job; None: something could, now or when others end."""
+        if self._registry.could_serve(waiting.demand):
+            return None
+        answer = self._manager.judge(waiting.demand)
+        return answer.verdict if isinstance(answer, NoBackend) else None
