@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from kici.adapters.no_peers import NoPeers
+from kici.apps.cluster import Cluster
 from kici.config.model import ScalersConfig
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
 from kici.domain import knobs
 from kici.domain.agent import AgentKind, AgentToken
+from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.instance import Instance
 from kici.domain.job import Job
@@ -25,6 +28,7 @@ from kici.observe.metrics import Metrics, ReservedBy
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.ledger import MachineLedger
+from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.services.absences import Absences
@@ -88,6 +92,8 @@ class Given:
     entropy: Entropy
     supervisor: Supervisor
     sealer: Sealer
+    notifier: Notifier = field(default_factory=NoPeers)
+    """How other coordinators on the same store are told to look."""
     instance: Instance
     fleet: Fleet
     configuration: Configuration | None = None
@@ -129,6 +135,8 @@ class Coordinator:
         self._keep_warm()
         self._meet_agents()
         self._sweep()
+        self.cluster = Cluster(self)
+        self._end()
         self.is_recovered = False
 
     # ------------------------------------------------------------------ wiring
@@ -295,7 +303,7 @@ class Coordinator:
             supervisor=given.supervisor,
             clock=given.clock,
             entropy=given.entropy,
-            grace_ms=self._grace_ms,
+            grace_ms=self.grace_ms,
         )
         self.tokens.on_revoked(self.sessions.revoked)
         self.recovery = Recovery(
@@ -308,7 +316,7 @@ class Coordinator:
             absences=self.absences,
             clock=given.clock,
             instance_id=self.instance_id,
-            grace_ms=self._grace_ms,
+            grace_ms=self.grace_ms,
             retired=self._retired,
         )
 
@@ -349,6 +357,8 @@ class Coordinator:
             is_draining=lambda: self.drain.closed,
         )
 
+    def _end(self) -> None:
+        given = self.given
         self._shutdown = Shutdown(
             store=given.store,
             registry=self.registry,
@@ -381,6 +391,7 @@ class Coordinator:
         supervisor.service("heartbeat", self.heartbeat.run)
         supervisor.service("election", self.elector.run)
         supervisor.service("settings", SettingsRefresh(settings=self.settings).run)
+        self.cluster.start(supervisor)
         supervisor.service("sessions", self.sessions.run)
         supervisor.service("pending-scale", self.pending.run)
         supervisor.service("queue", self.queue.run)
@@ -413,8 +424,11 @@ class Coordinator:
         return report
 
     async def _end_of_grace(self) -> None:
-        await self.given.clock.sleep(self._grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents
-        self.recovery.expire(self._is_connected)
+        await self.given.clock.sleep(self.grace_ms(True) / 1000)  # noqa: FBT003 - scaler-made agents
+        try:
+            await self.recovery.expire(self._is_connected, self.cluster.own_rows.is_elsewhere)
+        except StoreDown:
+            self.given.supervisor.start("grace-after-restart", self._end_of_grace())
 
     async def shutdown(self, *, keep_agents: bool) -> None:
         """End in order, within bounded time."""
@@ -435,7 +449,7 @@ class Coordinator:
     def _count_failure(self, backend_type: str, is_bound: bool) -> None:  # noqa: FBT001 - a label value
         self.metrics.spawn_failures.labels(backend=backend_type, bound=str(is_bound).lower()).inc()
 
-    def _grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
+    def grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
         return self.settings.peek(knobs.AGENT_RECONNECT_GRACE_MS) if scaler_managed else STATIC_GRACE_MS
 
     def _handed_off(self, agent: ConnectedAgent) -> None:

@@ -23,6 +23,7 @@ from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.ledger_files import choose_folder, usual_places
 from kici.adapters.machine_ledger import FileLedger
+from kici.adapters.no_peers import NoPeers
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.apps.assembly import Configuration, Coordinator, Given
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
@@ -37,6 +38,7 @@ from kici.domain.instance import Instance
 from kici.gateway.agents import Gateway
 from kici.kit.supervise import Supervisor
 from kici.observe import logging_setup
+from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.services.config_watch import ConfigWatch
@@ -193,6 +195,7 @@ class _Program:
                     last_beat_at=now,
                 ),
                 fleet=builder.fleet(config),
+                notifier=self._notifier(settings, data_dir.instance_id(self._entropy)),
                 configuration=Configuration(config=config, read=read, builder=builder, host=site.host),
                 ledger=_ledger(settings, self._environ, data_dir.instance_id(self._entropy)),
                 configured=_configured(settings),
@@ -202,6 +205,13 @@ class _Program:
             )
         )
         return coordinator
+
+    def _notifier(self, settings: CoordinatorSettings, instance_id: InstanceId) -> Notifier:
+        if settings.database_url is None:
+            return NoPeers()
+        from kici.stores.postgres.notifier import PostgresNotifier
+
+        return PostgresNotifier(settings.database_url, clock=self._clock, name=instance_id)
 
     def _announce(self, url: str, logins: Logins, owner_token: str, data_dir: DataDir) -> None:
         code, _ = logins.code(owner_token)
@@ -307,7 +317,7 @@ def _sealer(settings: CoordinatorSettings, data_dir: DataDir, entropy: SystemEnt
 async def _owner_token(coordinator: Coordinator, data_dir: DataDir) -> str:
     """The owner's token of this data directory; made at the first start."""
     current = data_dir.owner_token()
-    fresh = await coordinator.tokens.owner_token(current)
+    fresh = await coordinator.tokens.owner_token(current, of=coordinator.instance_id)
     if fresh is not None:
         data_dir.write_owner_token(fresh)
     return fresh or current or ""

@@ -85,6 +85,8 @@ class Absences:
         """Monotonic seconds at which the store was last asked whether it is there."""
         self._is_blind = False
         """It was not."""
+        self.is_elsewhere: Callable[[AgentId], Awaitable[bool]] = _nowhere
+        """Whether an agent is connected to another coordinator: then it is not lost, and its jobs are there."""
 
     def __len__(self) -> int:
         return len(self._absent)
@@ -177,6 +179,10 @@ class Absences:
     async def _advance_alone(self, absence: Absence) -> None:
         cause = absence.cause
         try:
+            if await self.is_elsewhere(absence.agent_id):
+                self._absent.pop(absence.agent_id, None)
+                emit(Event.AGENT_MOVED, agent_id=absence.agent_id)
+                return
             plan, may_return = await self._settle(absence)
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
@@ -233,3 +239,7 @@ class Absences:
                 )
             case _:
                 assert_never(command)
+
+
+async def _nowhere(agent_id: AgentId) -> bool:
+    return False

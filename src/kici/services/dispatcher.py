@@ -75,6 +75,8 @@ class Dispatcher:
         self._ack_ms = ack_ms
         self.scale: ScaleRequests = NoScaling()
         """Set by the composition root: scaler and dispatcher know each other."""
+        self.queued: Callable[[], None] = lambda: None
+        """Told of every job that waits: other coordinators may have an agent for it."""
         self.handed_off: Callable[[ConnectedAgent], None] = lambda agent: None
         """Told of every agent that got a job."""
         self.gave_up: Callable[[Job], None] = lambda job: None
@@ -122,6 +124,7 @@ class Dispatcher:
     def waits(self, job: Job) -> None:
         """A queued job that no idle agent takes: remember its class and ask the scalers."""
         self._demands.note(job)
+        self.queued()
         if not self._drain.closed:
             self.scale.wanted(job)
 

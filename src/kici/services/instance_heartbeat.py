@@ -4,6 +4,7 @@ Others take a coordinator for absent when its beat is old, so a beat that cannot
 `seconds_since_beat` tells for how long none could be.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,8 @@ class InstanceHeartbeat:
         self._ticker = Ticker(BEAT_SECONDS)
         self._beat_at = clock.monotonic()
         self._failing = False
+        self._has_left = False
+        self._writing = asyncio.Lock()
 
     @property
     def seconds_since_beat(self) -> float:
@@ -49,6 +52,10 @@ class InstanceHeartbeat:
 
     async def tick(self) -> bool:
         """Write one beat.  Whether the store took it."""
+        async with self._writing:
+            return not self._has_left and await self._beat()
+
+    async def _beat(self) -> bool:
         begun = self._clock.monotonic()
         row = replace(self._me, last_beat_at=self._clock.now(), draining=self._is_draining())
         try:
@@ -63,8 +70,10 @@ class InstanceHeartbeat:
         return True
 
     async def leave(self) -> None:
-        """A clean stop: the row goes.  Call it when nothing beats any more."""
-        try:
-            await self._store.remove_instance(self._me.id)
-        except StoreDown as error:
-            emit(Event.BEAT_FAILED, level=logging.WARNING, instance_id=self._me.id, error=str(error))
+        """A clean stop: the row goes, and no beat brings it back."""
+        async with self._writing:  # one that is under way would write the row again
+            self._has_left = True
+            try:
+                await self._store.remove_instance(self._me.id)
+            except StoreDown as error:
+                emit(Event.BEAT_FAILED, level=logging.WARNING, instance_id=self._me.id, error=str(error))

@@ -189,12 +189,12 @@ class JobLifecycle:
             if agent is not None:
                 agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=force))
 
-    def force(self, run_id: RunId, job_id: JobId | None, *, reason: str) -> None:
-        """Kill at once what was told to stop before: all jobs of a run, or one."""
+    def stop(self, run_id: RunId, job_id: JobId | None, *, reason: str, force: bool) -> None:
+        """Tell the agents here that have jobs of a run, or one of them, to stop; again, if they were told before."""
         for agent in self._registry:
             for job in agent.jobs.values():
                 if job is not None and job.run_id == run_id and job_id in (None, job.id):
-                    agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=True))
+                    agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=force))
 
     async def over(self, finished: Finished, *, freed: ConnectedAgent | None = None) -> None:
         """Everything that follows from the end of a job, whichever way it ended.

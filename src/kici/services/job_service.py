@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from kici.domain.access import Actor
 from kici.domain.document import JobRequest, SubmitRun
@@ -24,6 +24,12 @@ DEPTH_CACHE_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
 OFFERED_AT_ONCE: Final = 64
 """Jobs of one submission that are offered directly; the re-drive finds the others."""
+
+
+class RemoteHolders(Protocol):
+    async def cancelled(
+        self, run_id: RunId, job_id: JobId | None, moved: Cancelled, *, force: bool, reason: str
+    ) -> None: ...
 
 
 class JobService:
@@ -51,6 +57,8 @@ class JobService:
         self._queue_timeout_ms = queue_timeout_ms
         self._depth = 0
         self._depth_read_at = -DEPTH_CACHE_SECONDS
+        self.remote: RemoteHolders | None = None
+        """Set by the composition root: who reaches agents that are connected to other coordinators."""
         self._inserted = 0
         self._arriving = 0
         """Jobs that are being inserted: of submissions at one moment, no two take the same place."""
@@ -164,7 +172,9 @@ class JobService:
         moved = await self._store.cancel(run_id, job_id, reason=reason)
         await self._lifecycle.cancelled(moved, reason=reason, force=force)
         if force:
-            self._lifecycle.force(run_id, job_id, reason=reason)
+            self._lifecycle.stop(run_id, job_id, reason=reason, force=True)
+        if self.remote is not None:
+            await self.remote.cancelled(run_id, job_id, moved, force=force, reason=reason)
         return moved
 
     def _check_contexts(self, request: SubmitRun, actor: Actor) -> None:

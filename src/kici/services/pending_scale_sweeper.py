@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, Never
 
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.job import WaitingClass
+from kici.domain.job import Demand, WaitingClass
 from kici.domain.scale import Failed, ScaleAnswer, Skipped, Spawning
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
@@ -26,6 +26,7 @@ from kici.services.scaler_manager import ScalerManager
 
 DEBOUNCE_SECONDS: Final = 0.25
 JOBS_PER_CLASS: Final = 10
+PATIENCE_SECONDS: Final = 0.1
 RETRY_SECONDS_MIN: Final = 0.05
 
 
@@ -58,6 +59,12 @@ class PendingScaleSweeper:
         self._swept_at = clock.monotonic()
         self._retry_at: float | None = None
         """Monotonic seconds of the earliest moment at which a refused request may be made again."""
+        self.has_idle_elsewhere: Callable[[Demand], bool] = lambda demand: False
+        """Whether another coordinator has an agent that waits for such a job."""
+
+    def look(self) -> None:
+        """Another coordinator says that jobs wait."""
+        self.retry_in(0)
 
     def capacity_freed(self) -> None:
         """Something was released: a pass follows a quarter second after the first of such calls."""
@@ -122,6 +129,8 @@ class PendingScaleSweeper:
             if refused is not None:
                 await self._refused(waiting, refused)
                 return 0
+        if not self._registry.has_idle(waiting.demand) and self.has_idle_elsewhere(waiting.demand):
+            await self._clock.sleep(PATIENCE_SECONDS)  # it may be claiming the job right now
         jobs = await self._store.queued_of_class(waiting.class_id, limit=JOBS_PER_CLASS, unserved=True)
         started = 0
         for job in jobs:

@@ -10,7 +10,7 @@ from typing import Final, Never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.errors import StoreDown
-from kici.domain.job import Job, WaitingClass
+from kici.domain.job import Demand, Job, WaitingClass
 from kici.domain.say import say
 from kici.domain.scale import NoBackend
 from kici.domain.verdict import Verdict
@@ -57,6 +57,12 @@ class QueueSweeper:
         self._unroutable_grace_ms = unroutable_grace_ms
         self._matched_at = 0.0
         self._probed_at = 0.0
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether this coordinator does what one must do for all."""
+        self.watches: Callable[[Job], bool] = lambda job: True
+        """Whether an offer is ours to watch: we made it, or whoever did is gone and we lead."""
+        self.is_served_elsewhere: Callable[[Demand], bool] = lambda demand: False
+        """Whether another coordinator could serve such a job."""
 
     async def run(self) -> Never:
         """Sweep for ever.  Leave by cancellation."""
@@ -70,7 +76,8 @@ class QueueSweeper:
     async def tick(self) -> None:
         """One pass over everything that is due."""
         for job in await self._store.overdue_acks(limit=BATCH):
-            await self._ack_overdue(job)
+            if self.watches(job):
+                await self._ack_overdue(job)
         for finished in await self._store.expire_queued(limit=BATCH):
             await self._lifecycle.over(finished)
         now = self._clock.monotonic()
@@ -79,7 +86,7 @@ class QueueSweeper:
             await self._match_idle()
         grace_ms = self._unroutable_grace_ms()
         pause = min(max(grace_ms / 4000, PROBE_SECONDS_MIN), PROBE_SECONDS_MAX)
-        if grace_ms and now - self._probed_at >= pause:
+        if grace_ms and self.leads() and now - self._probed_at >= pause:
             self._probed_at = now
             await self._probe(grace_ms)
 
@@ -121,7 +128,7 @@ class QueueSweeper:
 
     def _obstacle(self, waiting: WaitingClass) -> Verdict | None:
         """Why nothing could ever run such a job; None: something could, now or when others end."""
-        if self._registry.could_serve(waiting.demand):
+        if self._registry.could_serve(waiting.demand) or self.is_served_elsewhere(waiting.demand):
             return None
         answer = self._manager.judge(waiting.demand)
         return answer.verdict if isinstance(answer, NoBackend) else None

@@ -6,7 +6,7 @@ is reclaimed.  Ends before agents are accepted; graces are counted from when the
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Protocol
 
 from kici.decide.admit import Book
@@ -150,9 +150,11 @@ class Recovery:
                 grace_ms=self._grace_ms(scaler_managed),
             )
 
-    def expire(self, is_connected: Callable[[AgentId], bool]) -> None:
+    async def expire(
+        self, is_connected: Callable[[AgentId], bool], is_elsewhere: Callable[[AgentId], Awaitable[bool]]
+    ) -> None:
         """A grace after the restart: take down computes whose agents had no job and did not come back."""
         for agent_id in self._waiting:
             tracked = self._spawns.get(agent_id)
-            if tracked is not None and not is_connected(agent_id):
+            if tracked is not None and not is_connected(agent_id) and not await is_elsewhere(agent_id):
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)

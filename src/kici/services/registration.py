@@ -22,14 +22,14 @@ from kici.decide.registration import (
 )
 from kici.domain.agent import AgentFacts, AgentSession
 from kici.domain.errors import StoreDown
-from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.ids import AgentId, InstanceId, JobId, is_scaler_agent
 from kici.domain.job import Job, JobStatus, Outcome
 from kici.domain.logs import Stream
 from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore as AgentRows
-from kici.ports.store import Claim, JobStore, LogStorage, Registered
+from kici.ports.store import Claim, JobStore, LogStorage, Registered, SpawnStore
 from kici.services.absences import ENDS_FROM, Absences
 from kici.services.agent_connection import AgentConnection
 from kici.services.dispatcher import Dispatcher
@@ -49,7 +49,7 @@ OVERTAKEN = Refuse(close_code=CloseCode.SUPERSEDED, reason="superseded by a newe
 TORN_DOWN = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
 
 
-class Store(AgentRows, JobStore, LogStorage, Protocol):
+class Store(AgentRows, JobStore, LogStorage, SpawnStore, Protocol):
     """What registration reads and writes."""
 
 
@@ -134,6 +134,8 @@ class Registration:
         agent_id = AgentId(message.agent_id)
         spawn = self._computes.record_of(agent_id)
         try:
+            if spawn is None and is_scaler_agent(agent_id):
+                spawn = await self._store.spawn(agent_id)  # another coordinator made it
             held = await self._held(agent_id, spawn)
             judged = self._judge(connection, message, spawn, held)
             if isinstance(judged, Refuse):
@@ -298,7 +300,7 @@ class Registration:
                 case Drop(job_id=job_id):
                     plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
                 case Requeue(job_id=job_id, reason=reason):
-                    agent.jobs.pop(job_id, None)
+                    self._registry.take_back(agent, job_id)  # it never had it
                     await self._dispatcher.requeue(jobs[job_id], reason=reason)
                 case End(job_id=job_id, status=status, reason=reason):
                     agent.jobs.pop(job_id, None)

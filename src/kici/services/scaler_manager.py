@@ -58,6 +58,8 @@ class ScalerManager:
         self._refused: set[ClassId] = set()
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
         self._on_refusal = on_refusal
+        self.foreign_gone: Callable[[AgentId, ScaleDownReason], None] = lambda agent_id, reason: None
+        """Told of an agent that is gone and that this instance did not make."""
         self.retry_later: Callable[[int], None] = lambda after_ms: None
         """Set by the composition root: told when a refused request may be made again."""
 
@@ -189,12 +191,16 @@ class ScalerManager:
         tracked = self._spawns.get(agent_id)
         if tracked is not None:
             self._teardown.begin(tracked, reason)
+        else:
+            self.foreign_gone(agent_id, reason)
 
     async def condemn(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """As `agent_gone`, and return when its job may be served by another spawn."""
         tracked = self._spawns.get(agent_id)
         if tracked is not None:
             await self._teardown.condemn(tracked, reason)
+        else:
+            self.foreign_gone(agent_id, reason)
 
     def handed_off(self, agent_id: AgentId) -> None:
         """An agent was told of a job."""

@@ -18,7 +18,7 @@ from kici.decide.registration import authenticate
 from kici.domain.access import ApiToken, Role
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.errors import Denied, StoreDown
-from kici.domain.ids import AgentId, Instant, TokenId
+from kici.domain.ids import AgentId, InstanceId, Instant, TokenId
 from kici.domain.job import HELD_BY_AGENT, Job
 from kici.kit.ticker import Ticker
 from kici.ports.clock import Clock
@@ -166,19 +166,20 @@ class Tokens:
         self.forget(token_id)
         return revoked
 
-    async def owner_token(self, current: str | None) -> str | None:
+    async def owner_token(self, current: str | None, *, of: InstanceId) -> str | None:
         """What must be written to the file `owner-token`; None: leave it alone.
 
         `current` is what the file holds.  A file that this store knows stays as it is, even when its token was
         revoked: that was somebody's wish.  Without a file (or with one of another store) there is a new token,
         and the lost ones of that name are revoked.
         """
+        name = f"{OWNER_TOKEN_NAME}-{of}"
         if current and await self._store.api_token(hash_token(current)) is not None:
             return None
         for token in await self.tokens():
-            if token.name == OWNER_TOKEN_NAME and token.revoked_at is None:
+            if token.name == name and token.revoked_at is None:
                 await self.revoke(token.id)
-        _, plain = await self.create(name=OWNER_TOKEN_NAME, role=Role.OWNER)
+        _, plain = await self.create(name=name, role=Role.OWNER)
         return plain
 
     # --- revocation and clean-up

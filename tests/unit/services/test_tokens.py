@@ -281,23 +281,23 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @virtual
 async def test_the_first_start_makes_an_owner_token_and_later_ones_leave_it_alone() -> None:
     async with a_world() as world:
-        plain = await world.tokens.owner_token(None)
+        plain = await world.tokens.owner_token(None, of=HERE)
         assert plain is not None
         token = await world.tokens.authenticate(plain)
         assert token is not None
         assert token.role is Role.OWNER
-        assert await world.tokens.owner_token(plain) is None
+        assert await world.tokens.owner_token(plain, of=HERE) is None
         await world.tokens.revoke(token.id)
-        assert await world.tokens.owner_token(plain) is None  # revoked on purpose
+        assert await world.tokens.owner_token(plain, of=HERE) is None  # revoked on purpose
         assert len(await world.tokens.tokens()) == 1
 
 
 @virtual
 async def test_a_lost_owner_file_or_one_of_another_store_gives_a_new_token_and_ends_the_old() -> None:
     async with a_world() as world:
-        lost = await world.tokens.owner_token(None)
-        again = await world.tokens.owner_token(None)
-        other = await world.tokens.owner_token("kici_" + "0" * 64)
+        lost = await world.tokens.owner_token(None, of=HERE)
+        again = await world.tokens.owner_token(None, of=HERE)
+        other = await world.tokens.owner_token("kici_" + "0" * 64, of=HERE)
         assert lost
         assert again
         assert other

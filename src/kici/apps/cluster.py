@@ -1,0 +1,105 @@
+"""What makes several coordinators on one store a cluster: wired around the object graph of each.
+
+Alone on its store a coordinator runs the same, and finds nobody.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kici.domain.ids import AgentId
+from kici.domain.job import Job
+from kici.domain.peer import RequestKind
+from kici.kit.supervise import Supervisor
+from kici.ports.peers import Topic
+from kici.services.absent_instances import AbsentInstances
+from kici.services.clustering import OwnRows, PatientScaling, RemoteCancels
+from kici.services.peers import Act, PeerRequests, PeerView
+
+if TYPE_CHECKING:
+    from kici.apps.assembly import Coordinator
+
+
+class Cluster:
+    def __init__(self, one: "Coordinator") -> None:
+        given = one.given
+        self._one = one
+        self.peers = PeerView(
+            store=given.store,
+            registry=one.registry,
+            manager=one.manager,
+            clock=given.clock,
+            instance_id=one.instance_id,
+        )
+        self.own_rows = OwnRows(
+            store=given.store,
+            peers=self.peers,
+            spawns=one.spawns,
+            manager=one.manager,
+            teardown=one.teardown,
+            tokens=one.tokens,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            instance_id=one.instance_id,
+        )
+        acts: dict[RequestKind, Act] = {}
+        self.requests = PeerRequests(
+            store=given.store,
+            notifier=given.notifier,
+            clock=given.clock,
+            entropy=given.entropy,
+            instance_id=one.instance_id,
+            acts=acts,
+        )
+        cancels = RemoteCancels(
+            store=given.store, requests=self.requests, lifecycle=one.lifecycle, instance_id=one.instance_id
+        )
+        acts[RequestKind.CANCEL] = cancels.asked
+        acts[RequestKind.RELOAD] = self._asked_to_reload
+        acts[RequestKind.DRAIN_AGENT] = self._asked_to_drain
+        one.jobs.remote = cancels
+        one.dispatcher.queued = lambda: given.notifier.hint(Topic.QUEUE)
+        one.dispatcher.scale = PatientScaling(
+            manager=one.manager,
+            peers=self.peers,
+            store=given.store,
+            supervisor=given.supervisor,
+            clock=given.clock,
+        )
+        given.notifier.listen(Topic.QUEUE, one.pending.look)
+        one.pending.has_idle_elsewhere = self.peers.has_idle
+        one.queue.leads = lambda: one.elector.is_leader
+        one.queue.watches = self._watches
+        one.queue.is_served_elsewhere = self.peers.could_serve
+        one.absences.is_elsewhere = self.own_rows.is_elsewhere
+        one.manager.foreign_gone = self.own_rows.ended_here
+        self.absent_instances = AbsentInstances(
+            store=given.store,
+            elector=one.elector,
+            dispatcher=one.dispatcher,
+            lifecycle=one.lifecycle,
+            clock=given.clock,
+            instance_id=one.instance_id,
+            grace_ms=lambda: one.grace_ms(True),  # noqa: FBT003 - scaler-made agents
+        )
+
+    def start(self, supervisor: Supervisor) -> None:
+        supervisor.service("hints", self._one.given.notifier.run)
+        supervisor.service("peers", self.peers.run)
+        supervisor.service("peer-requests", self.requests.run)
+        supervisor.service("own-rows", self.own_rows.run)
+        supervisor.service("absent-instances", self.absent_instances.run)
+
+    def _watches(self, job: Job) -> bool:
+        """An overdue offer is ours to settle, or of a coordinator that is gone and we lead."""
+        owner = job.owner_instance_id
+        if owner in (None, self._one.instance_id):
+            return True
+        return self._one.elector.is_leader and owner not in self.peers.others
+
+    async def _asked_to_reload(self, payload: Mapping[str, object]) -> object:
+        return msgspec.to_builtins(await self._one.reload_scalers())
+
+    async def _asked_to_drain(self, payload: Mapping[str, object]) -> object:
+        return {"drained": self._one.sessions.drain_agent(AgentId(str(payload["agentId"])))}

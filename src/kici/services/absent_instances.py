@@ -1,0 +1,105 @@
+"""Coordinators that died: what they held is settled by the leader, after graces that let agents find their way.
+
+Their started jobs wait for agents to come to another coordinator; their offered jobs go back to the queue; rows
+of what they had spawned on their hosts go once they have been silent for long.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Never, Protocol
+
+from kici.domain.errors import StoreDown
+from kici.domain.ids import InstanceId, Instant
+from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.peers import PeerStore
+from kici.ports.store import AgentStore, InstanceStore, JobStore
+from kici.services.dispatcher import Dispatcher
+from kici.services.elector import Elector
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.peers import PRESENT_MS
+
+INTERVAL_SECONDS: Final = 10.0
+SPAWNS_SILENT_MS: Final = 120_000
+BATCH: Final = 200
+INSTANCES_MAX: Final = 1000
+
+
+class Store(JobStore, AgentStore, InstanceStore, PeerStore, Protocol):
+    """What settling reads and writes."""
+
+
+class AbsentInstances:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        elector: Elector,
+        dispatcher: Dispatcher,
+        lifecycle: JobLifecycle,
+        clock: Clock,
+        instance_id: InstanceId,
+        grace_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._elector = elector
+        self._dispatcher = dispatcher
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._instance_id = instance_id
+        self._grace_ms = grace_ms
+        self._seen: dict[InstanceId, float] = {}
+        """Since when each dead instance has been seen dead without a break, monotonic."""
+
+    async def run(self) -> Never:
+        while True:
+            await self._clock.sleep(INTERVAL_SECONDS)
+            try:
+                await self.tick()
+            except StoreDown as error:
+                self._seen.clear()  # what was not seen cannot be judged
+                emit(Event.STORE_DOWN, level=logging.WARNING, during="looking for dead peers", error=str(error))
+
+    async def tick(self) -> None:
+        """One look at every known coordinator that does not beat."""
+        if not self._elector.is_leader:
+            self._seen.clear()
+            return
+        now = await self._store.database_now()
+        known = await self._store.instances(limit=INSTANCES_MAX)
+        dead = {one.id: now - one.last_beat_at for one in known if one.last_beat_at < now - PRESENT_MS}
+        self._seen = {key: since for key, since in self._seen.items() if key in dead}
+        for instance_id, silent_ms in dead.items():
+            if instance_id == self._instance_id or not self._elector.is_leader:
+                continue
+            self._seen.setdefault(instance_id, self._clock.monotonic())
+            await self._settle(instance_id, silent_ms)
+        for job in await self._store.overdue_recoveries(limit=BATCH):
+            if job.owner_instance_id in dead:
+                await self._give_up(job)
+
+    async def _settle(self, instance_id: InstanceId, silent_ms: int) -> None:
+        for job in await self._store.jobs_owned_by(instance_id, limit=BATCH):
+            if job.agent_id is None:
+                continue
+            if job.status is JobStatus.DISPATCHED:
+                await self._dispatcher.requeue(job, reason=f"coordinator {instance_id} is gone")
+            elif job.status in STARTED and job.recovery_deadline is None:
+                deadline = Instant(self._clock.now() + self._grace_ms())
+                await self._store.recover_job(job.id, job.agent_id, deadline=deadline)
+        if silent_ms >= SPAWNS_SILENT_MS:
+            forgotten = await self._store.forget_spawns_of(instance_id)
+            if forgotten:
+                emit(Event.SPAWNS_FORGOTTEN, level=logging.WARNING, instance_id=instance_id, count=forgotten)
+
+    async def _give_up(self, job: Job) -> None:
+        assert job.agent_id is not None, job
+        reason = f"coordinator {job.owner_instance_id} is gone, and agent {job.agent_id} did not come to another"
+        for status, sources in (
+            (JobStatus.CANCELLED, frozenset({JobStatus.CANCELLING})),
+            (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
+        ):
+            outcome = Outcome(status=status, reason=reason)
+            if await self._lifecycle.end(job.id, outcome, agent_id=job.agent_id, from_statuses=sources):
+                return

@@ -1,0 +1,81 @@
+"""Hints between coordinators by LISTEN and NOTIFY, on a connection of its own.
+
+A hint goes out a few milliseconds after it was asked for, so that a burst of writes sends one.  When the
+connection is lost it is made again, and every listener is called once: what was missed must be looked for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Never
+
+import asyncpg
+
+from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
+from kici.ports.peers import Topic
+
+CHANNEL: Final = "kici"
+COALESCE_SECONDS: Final = 0.005
+RECONNECT_SECONDS: Final = 1.0
+_NOTIFY: Final = Path(__file__).with_name("notify.sql").read_text(encoding="utf-8")
+
+
+class PostgresNotifier:
+    def __init__(self, url: str, *, clock: Clock, name: str) -> None:
+        """`name` of this coordinator: its own hints are not heard."""
+        self._url = url
+        self._clock = clock
+        self._name = name
+        self._listeners: dict[Topic, list[Callable[[], None]]] = {}
+        self._pending: set[Topic] = set()
+        self._wanted = asyncio.Event()
+
+    def hint(self, topic: Topic) -> None:
+        self._pending.add(topic)
+        self._wanted.set()
+
+    def listen(self, topic: Topic, listener: Callable[[], None]) -> None:
+        self._listeners.setdefault(topic, []).append(listener)
+
+    async def run(self) -> Never:
+        while True:
+            try:
+                await self._serve()
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+                emit(Event.HINTS_LOST, level=logging.WARNING, error=str(error) or repr(error))
+            await self._clock.sleep(RECONNECT_SECONDS)
+
+    async def _serve(self) -> None:
+        """One connection, until it is lost."""
+        connection = await asyncpg.connect(self._url, timeout=5)
+        lost = asyncio.Event()
+
+        def ended(_: object) -> None:
+            lost.set()
+            self._wanted.set()
+
+        connection.add_termination_listener(ended)
+        try:
+            await connection.add_listener(CHANNEL, self._heard)
+            for topic in Topic:
+                self._call(topic)
+            while not lost.is_set():
+                await self._wanted.wait()
+                self._wanted.clear()
+                await self._clock.sleep(COALESCE_SECONDS)
+                topics, self._pending = self._pending, set()
+                for topic in sorted(topics):
+                    await connection.execute(_NOTIFY, CHANNEL, f"{topic} {self._name}")
+        finally:
+            await connection.close(timeout=2)
+
+    def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
+        topic, _, sender = str(payload).partition(" ")
+        if sender != self._name and topic in set(Topic):
+            self._call(Topic(topic))
+
+    def _call(self, topic: Topic) -> None:
+        for listener in self._listeners.get(topic, ()):
+            listener()

@@ -1,0 +1,2 @@
+-- A hint to the other coordinators: channel, payload.
+SELECT pg_notify($1, $2);
