@@ -24,6 +24,10 @@ class Permanent(KiciError):
     """Trying again cannot help."""
 
 
+class LockContended(Retryable):
+    """Another held a lock of the store for longer than the caller could wait.  Nothing was written."""
+
+
 class DeterministicRefusal(Permanent):
     """The host refuses this launch, and will until an operator changes something."""
 

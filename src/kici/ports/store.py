@@ -23,6 +23,7 @@ from kici.domain.job import Job, JobStatus, NewJob, NewRun, Outcome, Run, Waitin
 from kici.domain.logs import LogChunk, NewChunk, Stream
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.domain.spawn import Reservation, Spawn, SpawnState
+from kici.ports.event_store import ClaimRows, EventStore, ProvisionStore
 from kici.ports.peers import PeerStore
 
 
@@ -283,7 +284,9 @@ class SpawnStore(Protocol):
         """The booting or registered spawn bound to this job."""
         ...
 
-    async def spawns(self, *, owner: InstanceId | None, limit: int) -> list[Spawn]: ...
+    async def spawns(self, *, owner: InstanceId | None, limit: int) -> list[Spawn]:
+        """Those that `owner` made or adopted, and nobody else has adopted; None: all."""
+        ...
 
     async def reservations(self, *, owner: InstanceId, limit: int) -> list[Reservation]: ...
 
@@ -293,13 +296,20 @@ class SpawnStore(Protocol):
         *,
         reason: str,
         from_states: frozenset[SpawnState],
+        by: InstanceId | None = None,
         now: Instant | None = None,
     ) -> bool:
-        """`-> ending`: its job, if any, may be served by another spawn from now on."""
+        """`-> ending`: its job, if any, may be served by another spawn from now on.
+
+        `by`: not if another coordinator has adopted it.
+        """
         ...
 
     async def delete_spawn(self, agent_id: AgentId) -> bool:
-        """Teardown is confirmed: delete spawn and reservation, revoke its token."""
+        """Teardown is confirmed: delete spawn and reservation, revoke its token.
+
+        Not of an event spawn whose scale-up left: that one goes with its delivered scale-down.
+        """
         ...
 
     async def delete_reservation(self, agent_id: AgentId) -> bool: ...
@@ -425,6 +435,9 @@ class Store(
     TokenStore,
     InstanceStore,
     PeerStore,
+    EventStore,
+    ClaimRows,
+    ProvisionStore,
     SettingsStore,
     SecretStore,
     AccessLogStore,

@@ -1,5 +1,6 @@
 """Where agents are connected: `ports.store.AgentStore`."""
 
+from kici.decide.prune import EVENT
 from kici.domain.agent import AgentSession
 from kici.domain.ids import AgentId, ConnectionId, InstanceId, Instant
 from kici.ports.store import Claim, Registered
@@ -19,18 +20,25 @@ class Agents(Part):
         now: Instant | None = None,
     ) -> Registered | None:
         steps = [
-            Step(Query.REGISTER_SPAWN, {"agent_id": session.agent_id, "now": now}, guard=needs_spawn),
+            Step(
+                Query.REGISTER_SPAWN,
+                {"agent_id": session.agent_id, "instance_id": session.instance_id, "now": now},
+                guard=needs_spawn,
+            ),
             _put_session(session, now),
         ]
         if bound is not None:
             steps.append(Step(Query.CLAIM_BOUND, claim_params(bound, now)))
+        if session.backend_type == EVENT:
+            steps.append(Step(Query.RECORD_ADOPTION, {"agent_id": session.agent_id}))
+            steps.append(Step(Query.CLEAR_DEFERRAL_OF, {"agent_id": session.agent_id}))
         results = await self._database.unit(steps)
         if results is None:
             return None
         spawns, _, *claimed = results
         return Registered(
             spawn=spawn_from(spawns[0]) if spawns else None,
-            job=first_job(claimed[0]) if claimed else None,
+            job=first_job(claimed[0]) if bound is not None else None,
         )
 
     async def release_agent(self, agent_id: AgentId, connection_id: ConnectionId) -> bool:

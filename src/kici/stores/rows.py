@@ -42,6 +42,11 @@ def json_or_none(value: object) -> str | None:
     return None if value is None else to_json(value)
 
 
+def strings_from(text: str) -> tuple[str, ...]:
+    """What `to_json` made of several strings."""
+    return _decode_strings(text)
+
+
 def names_json(names: Collection[str]) -> str:
     return to_json(sorted(names))
 

@@ -38,7 +38,7 @@ class Spawns(Part):
     async def insert_spawn(
         self, spawn: Spawn, reservation: Reservation, token: AgentToken | None, *, now: Instant | None = None
     ) -> Spawn | None:
-        params = {**_spawn_params(spawn), **_reservation_params(reservation), **_token_params(token), "now": now}
+        params = {**spawn_params(spawn), **reservation_params(reservation), **_token_params(token), "now": now}
         for _ in range(INSERT_TRIES_MAX):
             if await self._write(Query.INSERT_SPAWN, params):
                 return None
@@ -70,6 +70,7 @@ class Spawns(Part):
         *,
         reason: str,
         from_states: frozenset[SpawnState],
+        by: InstanceId | None = None,
         now: Instant | None = None,
     ) -> bool:
         for state in from_states:
@@ -78,6 +79,7 @@ class Spawns(Part):
             "agent_id": agent_id,
             "reason": clean_text(reason),
             "from_states": to_json(sorted(from_states)),
+            "by": by,
             "now": now,
         }
         return bool(await self._write(Query.END_SPAWN, params))
@@ -89,7 +91,7 @@ class Spawns(Part):
         return bool(await self._write(Query.DELETE_RESERVATION, {"agent_id": agent_id}))
 
 
-def _spawn_params(spawn: Spawn) -> dict[str, Value]:
+def spawn_params(spawn: Spawn) -> dict[str, Value]:
     return {
         "agent_id": spawn.agent_id,
         "scaler_name": spawn.scaler,
@@ -114,7 +116,7 @@ def _spawn_params(spawn: Spawn) -> dict[str, Value]:
     }
 
 
-def _reservation_params(reservation: Reservation) -> dict[str, Value]:
+def reservation_params(reservation: Reservation) -> dict[str, Value]:
     return {
         "reserved_scaler": reservation.scaler,
         "reserved_shape": to_json(reservation.shape),

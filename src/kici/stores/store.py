@@ -1,16 +1,18 @@
 """`ports.store.Store` over any database: the parts, put together."""
 
 from kici.stores.agents import Agents
+from kici.stores.claims import Claims
 from kici.stores.cluster import Cluster
+from kici.stores.events import Events
 from kici.stores.job_ends import JobEnds
 from kici.stores.job_reads import JobReads
 from kici.stores.job_sweeps import JobSweeps
 from kici.stores.jobs import JobMoves
 from kici.stores.logs import Logs
+from kici.stores.outcomes import Provisions
 from kici.stores.peers import Peers
 from kici.stores.query import Query
 from kici.stores.records import AccessLog, Facts, Secrets, Settings
-from kici.stores.spawns import Spawns
 from kici.stores.tokens import Tokens
 
 
@@ -20,11 +22,13 @@ class SqlStore(
     JobReads,
     JobSweeps,
     Logs,
-    Spawns,
     Agents,
     Tokens,
     Cluster,
     Peers,
+    Events,
+    Claims,
+    Provisions,
     Settings,
     Secrets,
     AccessLog,

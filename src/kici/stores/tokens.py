@@ -3,28 +3,14 @@
 from kici.domain.access import ApiToken
 from kici.domain.agent import AgentToken
 from kici.domain.ids import Instant, TokenId
-from kici.stores.database import Part
+from kici.stores.database import Params, Part
 from kici.stores.query import Query
 from kici.stores.rows import agent_token_from, api_token_from, names_json
 
 
 class Tokens(Part):
     async def create_agent_token(self, token: AgentToken) -> None:
-        await self._write(
-            Query.CREATE_AGENT_TOKEN,
-            {
-                "id": token.id,
-                "token_hash": token.hash,
-                "token_prefix": token.prefix,
-                "kind": token.kind,
-                "labels": None if token.labels is None else names_json(token.labels),
-                "mandatory_labels": names_json(token.gate),
-                "agent_id": token.agent_id,
-                "created_at": token.created_at,
-                "expires_at": token.expires_at,
-                "name": token.name,
-            },
-        )
+        await self._write(Query.CREATE_AGENT_TOKEN, agent_token_params(token))
 
     async def agent_token(self, token_hash: str) -> AgentToken | None:
         row = await self._one(Query.AGENT_TOKEN, {"token_hash": token_hash})
@@ -64,3 +50,19 @@ class Tokens(Part):
 
     async def revoke_api_token(self, token_id: TokenId, *, now: Instant | None = None) -> bool:
         return bool(await self._write(Query.REVOKE_API_TOKEN, {"token_id": token_id, "now": now}))
+
+
+def agent_token_params(token: AgentToken) -> Params:
+    """What `create_agent_token` writes."""
+    return {
+        "id": token.id,
+        "token_hash": token.hash,
+        "token_prefix": token.prefix,
+        "kind": token.kind,
+        "labels": None if token.labels is None else names_json(token.labels),
+        "mandatory_labels": names_json(token.gate),
+        "agent_id": token.agent_id,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "name": token.name,
+    }

@@ -5,7 +5,7 @@ from typing import Final
 import asyncpg
 from asyncpg import exceptions
 
-from kici.domain.errors import Bug, Conflict, KiciError, StoreDown
+from kici.domain.errors import Bug, Conflict, KiciError, LockContended, StoreDown
 
 DRIVER_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 """What a call of the driver may raise."""
@@ -24,6 +24,8 @@ def translated(error: Exception) -> KiciError | Bug:
     match error:
         case exceptions.UniqueViolationError():
             return Conflict(f"the store already has a row with this key ({error.detail}); use another one")
+        case exceptions.LockNotAvailableError():
+            return LockContended("others hold a lock of the store for longer than this could wait; try again")
         case exceptions.PostgresError() if str(error.sqlstate).startswith(_BUG_CLASSES):
             return Bug(f"PostgreSQL refused a statement: {error}")
         case exceptions.DataError() | exceptions.InterfaceError() if "invalid input for query argument" in str(error):

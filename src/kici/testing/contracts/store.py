@@ -6,7 +6,7 @@ A test makes an empty, migrated store for each case and awaits `run_case`.
 from typing import Final
 
 from kici.ports.store import Store
-from kici.testing.contracts import store_agents, store_cluster, store_ends, store_jobs, store_sweeps
+from kici.testing.contracts import store_agents, store_cluster, store_ends, store_events, store_jobs, store_sweeps
 from kici.testing.contracts.store_rules import Case, check_rules, statements_of
 
 CASES: Final[tuple[Case, ...]] = (
@@ -15,6 +15,7 @@ CASES: Final[tuple[Case, ...]] = (
     *store_sweeps.CASES,
     *store_agents.CASES,
     *store_cluster.CASES,
+    *store_events.CASES,
     *store_cluster.LAST_CASES,
 )
 

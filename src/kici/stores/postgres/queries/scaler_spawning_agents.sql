@@ -44,9 +44,10 @@ SELECT * FROM scaler_spawning_agents
 WHERE bound_job_id = :job_id AND state IN ('booting', 'registered');
 
 -- name: spawns
--- Spawns of an owner, or of all, oldest first.
+-- Spawns of an owner (or who adopted them), or of all, oldest first.
 SELECT * FROM scaler_spawning_agents
-WHERE :owner::TEXT IS NULL OR owner_instance_id = :owner
+WHERE :owner::TEXT IS NULL OR adopted_by = :owner
+    OR (owner_instance_id = :owner AND adopted_by IS NULL)
 ORDER BY spawned_at, agent_id
 LIMIT :limit;
 
@@ -54,8 +55,19 @@ LIMIT :limit;
 -- The agent of a spawn has registered; it keeps the time of the first registration.
 UPDATE scaler_spawning_agents SET
     state = 'registered',
-    registered_at = COALESCE(registered_at, :now, now_ms())
+    registered_at = COALESCE(registered_at, :now, now_ms()),
+    adopted_by = CASE WHEN backend_type = 'event' THEN :instance_id ELSE adopted_by END,
+    adopted_at = CASE WHEN backend_type = 'event' THEN COALESCE(:now, now_ms()) ELSE adopted_at END
 WHERE agent_id = :agent_id AND state || '' IN ('booting', 'registered')
+    AND (
+        backend_type <> 'event' OR adopted_by IS NULL OR adopted_by = :instance_id
+        OR NOT EXISTS (
+            SELECT 1 FROM agent_sessions
+            JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
+            WHERE agent_sessions.agent_id = :agent_id AND agent_sessions.instance_id = adopted_by
+                AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 60000
+        )
+    )
 RETURNING *;
 
 -- name: end_spawn
@@ -65,6 +77,7 @@ UPDATE scaler_spawning_agents SET
     end_reason = :reason,
     destroy_requested_at = COALESCE(destroy_requested_at, :now, now_ms())
 WHERE agent_id = :agent_id AND state || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_states::JSON)))
+    AND (adopted_by IS NULL OR :by::TEXT IS NULL OR adopted_by = :by)
 RETURNING agent_id;
 
 -- name: end_bound_spawn
@@ -77,9 +90,9 @@ WHERE agent_id = :agent_id AND bound_job_id = :job_id AND state || '' IN ('booti
 RETURNING agent_id;
 
 -- name: delete_spawn
--- The compute of a spawn is gone.
+-- The compute of a spawn is gone.  A machine that was asked for by an event stays until its scale-down is delivered.
 WITH gone AS (
-    DELETE FROM scaler_spawning_agents WHERE agent_id = :agent_id RETURNING agent_id
+    DELETE FROM scaler_spawning_agents WHERE agent_id = :agent_id AND emitted_at IS NULL RETURNING agent_id
 ),
 gone_reservation AS (
     DELETE FROM scaler_reservations USING gone WHERE scaler_reservations.agent_id = gone.agent_id
