@@ -21,10 +21,9 @@ from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.instance import Instance
 from kici.domain.job import Job
 from kici.domain.platform import Host
-from kici.domain.resources import NOTHING, Amount
 from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
-from kici.observe.metrics import Metrics, ReservedBy
+from kici.observe.metrics import Metrics
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.ledger import MachineLedger
@@ -56,7 +55,7 @@ from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
 from kici.services.retention import Retention
 from kici.services.scaler_manager import ScalerManager
-from kici.services.scaler_runtime import Fleet, ScalerRuntime
+from kici.services.scaler_runtime import Fleet, ScalerRuntime, reserved
 from kici.services.secret_box import SecretBox
 from kici.services.settings import LiveSettings, SettingsRefresh
 from kici.services.shutdown import Shutdown
@@ -476,17 +475,8 @@ class Coordinator:
         """The scrape answer; derived gauges are read now."""
         self.metrics.agents_active.set(len(self.registry))
         self.metrics.draining.set(int(self.drain.draining))
-        self.metrics.set_reserved(self._reserved())
+        self.metrics.set_reserved(reserved(self.book, self.manager.fleet))
         return self.metrics.render()
-
-    def _reserved(self) -> dict[ReservedBy, Amount]:
-        used: dict[ReservedBy, Amount] = {}
-        for reservation in self.book.reservations.values():
-            runtime = self.manager.fleet.runtimes.get(reservation.scaler)
-            by = ReservedBy(reservation.scaler, runtime.backend.type if runtime else "", reservation.machine_pool or "")
-            before, more = used.get(by, NOTHING), reservation.shape.requests
-            used[by] = Amount(cpus=before.cpus + more.cpus, memory_bytes=before.memory_bytes + more.memory_bytes)
-        return used
 
 
 class _JobEnds:

@@ -59,6 +59,20 @@ class Cluster:
         acts[RequestKind.RELOAD] = self._asked_to_reload
         acts[RequestKind.DRAIN_AGENT] = self._asked_to_drain
         one.jobs.remote = cancels
+        self._join()
+        self.absent_instances = AbsentInstances(
+            store=given.store,
+            elector=one.elector,
+            dispatcher=one.dispatcher,
+            lifecycle=one.lifecycle,
+            clock=given.clock,
+            instance_id=one.instance_id,
+            grace_ms=lambda: one.grace_ms(True),  # noqa: FBT003 - scaler-made agents
+        )
+
+    def _join(self) -> None:
+        """Let the services know that there may be others."""
+        one, given = self._one, self._one.given
         one.dispatcher.queued = lambda: given.notifier.hint(Topic.QUEUE)
         one.dispatcher.scale = PatientScaling(
             manager=one.manager,
@@ -74,15 +88,6 @@ class Cluster:
         one.queue.is_served_elsewhere = self.peers.could_serve
         one.absences.is_elsewhere = self.own_rows.is_elsewhere
         one.manager.foreign_gone = self.own_rows.ended_here
-        self.absent_instances = AbsentInstances(
-            store=given.store,
-            elector=one.elector,
-            dispatcher=one.dispatcher,
-            lifecycle=one.lifecycle,
-            clock=given.clock,
-            instance_id=one.instance_id,
-            grace_ms=lambda: one.grace_ms(True),  # noqa: FBT003 - scaler-made agents
-        )
 
     def start(self, supervisor: Supervisor) -> None:
         supervisor.service("hints", self._one.given.notifier.run)

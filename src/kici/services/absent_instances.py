@@ -5,7 +5,7 @@ of what they had spawned on their hosts go once they have been silent for long.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Never, Protocol
 
 from kici.domain.errors import StoreDown
@@ -21,6 +21,8 @@ from kici.services.job_lifecycle import JobLifecycle
 from kici.services.peers import PRESENT_MS
 
 INTERVAL_SECONDS: Final = 10.0
+CONFIRM_SECONDS: Final = 25.0
+"""How long one must be seen silent by this leader: longer than two beats, so that after an outage all have beaten."""
 SPAWNS_SILENT_MS: Final = 120_000
 BATCH: Final = 200
 INSTANCES_MAX: Final = 1000
@@ -68,16 +70,22 @@ class AbsentInstances:
             return
         now = await self._store.database_now()
         known = await self._store.instances(limit=INSTANCES_MAX)
-        dead = {one.id: now - one.last_beat_at for one in known if one.last_beat_at < now - PRESENT_MS}
-        self._seen = {key: since for key, since in self._seen.items() if key in dead}
-        for instance_id, silent_ms in dead.items():
-            if instance_id == self._instance_id or not self._elector.is_leader:
-                continue
-            self._seen.setdefault(instance_id, self._clock.monotonic())
-            await self._settle(instance_id, silent_ms)
+        silent = {one.id: now - one.last_beat_at for one in known if one.last_beat_at < now - PRESENT_MS}
+        dead = self._dead(silent)
+        for instance_id in sorted(dead):
+            if self._elector.is_leader:
+                await self._settle(instance_id, silent[instance_id])
         for job in await self._store.overdue_recoveries(limit=BATCH):
             if job.owner_instance_id in dead:
                 await self._give_up(job)
+
+    def _dead(self, silent: Mapping[InstanceId, int]) -> frozenset[InstanceId]:
+        """Others that were seen silent for long enough without a break: after an outage of the store all are."""
+        now = self._clock.monotonic()
+        self._seen = {
+            instance_id: self._seen.get(instance_id, now) for instance_id in silent if instance_id != self._instance_id
+        }
+        return frozenset(key for key, since in self._seen.items() if now - since >= CONFIRM_SECONDS)
 
     async def _settle(self, instance_id: InstanceId, silent_ms: int) -> None:
         for job in await self._store.jobs_owned_by(instance_id, limit=BATCH):

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kici.decide.admit import HostCaps, ScalerCaps
+from kici.decide.admit import Book, HostCaps, ScalerCaps
 from kici.decide.route import Router
 from kici.domain.ids import ScalerName
+from kici.domain.resources import NOTHING, Amount
+from kici.observe.metrics import ReservedBy
 from kici.ports.backend import Backend
 
 
@@ -46,3 +48,14 @@ class Fleet:
 
     def active_total(self) -> int:
         return sum(runtime.backend.active_count() for runtime in self.runtimes.values())
+
+
+def reserved(book: Book, fleet: Fleet) -> dict[ReservedBy, Amount]:
+    """What the reservations hold, by whom they are shown for."""
+    used: dict[ReservedBy, Amount] = {}
+    for reservation in book.reservations.values():
+        runtime = fleet.runtimes.get(reservation.scaler)
+        by = ReservedBy(reservation.scaler, runtime.backend.type if runtime else "", reservation.machine_pool or "")
+        before, more = used.get(by, NOTHING), reservation.shape.requests
+        used[by] = Amount(cpus=before.cpus + more.cpus, memory_bytes=before.memory_bytes + more.memory_bytes)
+    return used
