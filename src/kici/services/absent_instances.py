@@ -75,6 +75,7 @@ class AbsentInstances:
         for instance_id in sorted(dead):
             if self._elector.is_leader:
                 await self._settle(instance_id, silent[instance_id])
+        await self._store.purge_peer_requests()
         for job in await self._store.overdue_recoveries(limit=BATCH):
             if job.owner_instance_id in dead:
                 await self._give_up(job)
