@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 from kici.decide.admit import Book
-from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId
+from kici.domain.errors import StoreDown
+from kici.domain.ids import AgentId, JobId
 from kici.domain.spawn import SERVING, ScaleDownReason
 from kici.kit.backoff import exponential
 from kici.kit.supervise import Supervisor
@@ -92,13 +92,28 @@ class Teardown:
     async def _free_job(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
         """Mark the row; a store that is down must not keep the compute alive, so this is tried once here."""
         job_id = tracked.spawn.bound_job_id
+        if error is not None and job_id is not None and not await self._tells(job_id, error):
+            self._supervisor.start(f"tell.{tracked.agent_id}", self._tell(job_id, error))
         try:
-            if error is not None and job_id is not None:
-                await self._jobs.set_provisioning_error(job_id, error)
             await self._store.end_spawn(tracked.agent_id, reason=error or reason, from_states=SERVING)
         except StoreDown as failure:
             emit(Event.STORE_DOWN, agent_id=tracked.agent_id, error=str(failure))
         self._spawns.ending(tracked, reason)
+
+    async def _tells(self, job_id: JobId, error: str) -> bool:
+        """Put the error on the job, if it still waits.  False: the store did not take it."""
+        try:
+            await self._jobs.set_provisioning_error(job_id, error)
+        except StoreDown as failure:
+            emit(Event.STORE_DOWN, job_id=job_id, error=str(failure))
+            return False
+        return True
+
+    async def _tell(self, job_id: JobId, error: str) -> None:
+        """Without it, people would not learn why their job waits."""
+        await self._clock.sleep(RETRY_SECONDS)
+        while not await self._tells(job_id, error):
+            await self._clock.sleep(RETRY_SECONDS)
 
     async def _rest(self, tracked: TrackedSpawn, reason: ScaleDownReason) -> None:
         await self._stop_spawning(tracked)
@@ -130,13 +145,13 @@ class Teardown:
             try:
                 await tracked.runtime.backend.destroy(tracked.agent_id, reason)
                 return
-            except KiciError as error:
+            except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises, the compute is there
                 delay = exponential(attempt, base=RETRY_SECONDS, maximum=RETRY_SECONDS_MAX)
                 emit(
                     Event.SPAWN_DESTROY_FAILED,
                     level=logging.WARNING,
                     agent_id=tracked.agent_id,
-                    error=str(error),
+                    error=str(error) or repr(error),
                     retry_seconds=delay,
                 )
             self._release(tracked)

@@ -1,0 +1,188 @@
+"""Failed launches: how long a scaler is left alone, and what diagnosis tells of the last minutes."""
+
+import pytest
+
+from kici.apps.surface import surface_of
+from kici.decide.backoff import BackoffSettings
+from kici.domain import knobs
+from kici.domain.ids import AgentId, Instant, JobId
+from kici.domain.job import JobStatus
+from kici.domain.verdict import SpawnFailed
+from kici.observe.events import Event
+from kici.services.launch_failures import JOBS_MAX, LaunchFailures
+from kici.testing.builders import SCALER, a_spawn
+from kici.testing.coordinator_bench import Bench, a_scaler, benched
+from kici.testing.fake_backend import SpawnScript, fails, refuses
+from kici.testing.sim_clock import SIM_START
+from kici.web.surface import Check, CheckStatus
+
+BACKOFF = knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name
+
+
+class Ledger:
+    """The service, and what it counted."""
+
+    def __init__(self) -> None:
+        self.counted: list[tuple[str, bool]] = []
+        self.failures = LaunchFailures(
+            settings=lambda: BackoffSettings(base_ms=1_000, max_ms=4_000),
+            on_failure=lambda backend, is_bound: self.counted.append((backend, is_bound)),
+        )
+
+    def fails(self, *, bound: bool = True, detail: str = "it did not work", at: int = 0) -> None:
+        spawn = a_spawn(bound_job_id=JobId("job-1") if bound else None)
+        self.failures.seen(spawn, detail, Instant(SIM_START + at))
+
+
+async def diagnosis(bench: Bench) -> Check:
+    (check,) = await surface_of(bench.coordinator, version="0", stop=lambda keep: None).scalers.diagnose(None)
+    return check
+
+
+@pytest.mark.spec("16.5.1")
+def test_of_many_failures_the_latest_are_kept() -> None:
+    ledger = Ledger()
+    for number in range(300):
+        ledger.fails(detail=f"failure {number}", at=number)
+    recent = ledger.failures.recent(SCALER, Instant(SIM_START + 300))
+    assert recent.bound == 256
+    assert recent.last is not None
+    assert recent.last.detail == "failure 299"
+    assert len(ledger.counted) == 300
+
+
+@pytest.mark.spec("16.5.3")
+def test_a_failure_of_more_than_five_minutes_ago_is_past() -> None:
+    ledger = Ledger()
+    ledger.fails()
+    assert ledger.failures.recent(SCALER, Instant(SIM_START + 300_000)).bound == 1
+    assert ledger.failures.recent(SCALER, Instant(SIM_START + 301_000)).last is None
+
+
+def test_failures_are_counted_by_backend_and_by_whether_a_job_waited() -> None:
+    ledger = Ledger()
+    ledger.fails()
+    ledger.fails(bound=False)
+    assert ledger.counted == [("bare-metal", True), ("bare-metal", False)]
+
+
+def test_the_window_grows_with_each_agent_and_a_registration_ends_it() -> None:
+    ledger = Ledger()
+    for number, seconds in enumerate((1, 2, 4, 4)):
+        ledger.failures.defer(SCALER, AgentId(f"agent-{number}"), "it did not work", SIM_START)
+        refusal = ledger.failures.refusal(SCALER, SIM_START)
+        assert refusal is not None
+        assert refusal.until - SIM_START == seconds * 1000
+    ledger.failures.clear(SCALER)
+    assert ledger.failures.refusal(SCALER, SIM_START) is None
+
+
+def test_an_agent_counts_once_however_many_report_it() -> None:
+    ledger = Ledger()
+    for _ in range(3):
+        ledger.failures.defer(SCALER, AgentId("agent"), "it did not work", SIM_START)
+    refusal = ledger.failures.refusal(SCALER, SIM_START)
+    assert refusal is not None
+    assert refusal.failures == 1
+
+
+def test_the_last_failure_of_each_job_is_remembered_within_a_bound() -> None:
+    ledger = Ledger()
+    for number in range(JOBS_MAX + 5):
+        ledger.failures.of_job(a_spawn(bound_job_id=JobId(f"job-{number}")), SpawnFailed(text=f"{number}"))
+    assert ledger.failures.last_of_job(JobId("job-0")) is None
+    last = ledger.failures.last_of_job(JobId(f"job-{JOBS_MAX}"))
+    assert last is not None
+    assert last.text == f"{JOBS_MAX}"
+    ledger.failures.job_over(JobId(f"job-{JOBS_MAX}"))
+    assert ledger.failures.last_of_job(JobId(f"job-{JOBS_MAX}")) is None
+
+
+# --- on the bench
+
+
+@pytest.mark.spec("16.5.5")
+@benched(a_scaler("local", max_agents=1), settings={BACKOFF: 60_000})
+async def test_a_machine_that_ends_before_its_agent_registered_is_a_failed_launch(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([SpawnScript(dies_after_seconds=2)])
+    job = await bench.submits("linux")
+    await bench.passes(5)
+    await bench.is_clean()
+    (failure,) = bench.told(Event.SPAWN_FAILED)
+    assert "before it registered" in failure["error"]
+    assert "before it registered" in ((await bench.job(job)).last_provisioning_error or "")
+    await bench.passes(40)
+    assert len(bench.orders) == 1
+    await bench.machine(1)
+
+
+@pytest.mark.spec("16.5.6")
+@benched(a_scaler())
+async def test_a_machine_that_ends_after_its_agent_registered_is_none(bench: Bench) -> None:
+    job = await bench.submits("linux")
+    agent = await bench.made()
+    await agent.starts()
+    bench.dies(agent)
+    assert (await bench.ended(job)).status is JobStatus.FAILED
+    assert not bench.told(Event.SPAWN_FAILED)
+    assert (await diagnosis(bench)).status is CheckStatus.PASS
+    await bench.submits("linux")
+    await bench.machine(1)
+
+
+@pytest.mark.spec("16.5.7")
+@benched(a_scaler(), settings={BACKOFF: 60_000})
+async def test_a_failure_that_is_told_and_raised_counts_once(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([refuses()])
+    await bench.submits("linux")
+    await bench.passes(5)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 1
+    assert bench.metric("kici_orch_scaler_spawn_failures_total", backend="bare-metal", bound="true") == 1
+
+
+@benched(a_scaler(), settings={BACKOFF: 60_000})
+async def test_an_event_that_comes_twice_ends_the_spawn_once(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([SpawnScript(dies_after_seconds=2, repeats_events=True)])
+    await bench.submits("linux")
+    await bench.passes(10)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 1
+    assert len(bench.told(Event.SPAWN_DESTROYED)) == 1
+    await bench.is_clean()
+
+
+@pytest.mark.spec("T9.6", "16.5.2")
+@benched(a_scaler(), settings={BACKOFF: 900_000})
+async def test_a_failed_spawn_for_a_job_fails_the_diagnosis_for_five_minutes_and_names_the_reason(
+    bench: Bench,
+) -> None:
+    assert (await diagnosis(bench)).status is CheckStatus.PASS
+    bench.backends["local"].scripts = iter([refuses("no such program: kici-agent")])
+    await bench.submits("linux")
+    await bench.passes(5)
+    check = await diagnosis(bench)
+    assert check.status is CheckStatus.FAIL
+    assert "no such program: kici-agent" in check.message
+    await bench.passes(280)
+    assert (await diagnosis(bench)).status is CheckStatus.FAIL
+    await bench.passes(30)
+    assert (await diagnosis(bench)).status is CheckStatus.PASS
+
+
+@pytest.mark.spec("16.5.8")
+@benched(a_scaler(), settings={BACKOFF: 900_000})
+async def test_a_long_reason_is_cut_in_the_diagnosis(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([refuses("x" * 500)])
+    await bench.submits("linux")
+    await bench.passes(5)
+    message = (await diagnosis(bench)).message
+    assert message.count("x") in range(110, 121)
+    assert message.endswith("…")
+
+
+@benched(a_scaler(), settings={BACKOFF: 60_000})
+async def test_the_jobs_people_read_of_a_failed_spawn_in_its_output(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([fails("the disk is full")])
+    job = await bench.submits("linux")
+    await bench.passes(2)
+    text = b"".join(chunk.data for chunk in await bench.store.read_log(job.id, after=0, bytes_max=9999))
+    assert b"the disk is full" in text
