@@ -29,8 +29,6 @@ def parse_key(text: str, *, source: str) -> bytes:
 
 
 class AesGcmSealer:
-    key_version: Final = 1
-
     def __init__(self, key: bytes, entropy: Entropy) -> None:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -40,6 +38,10 @@ class AesGcmSealer:
         self._invalid = InvalidTag
         self._entropy = entropy
         self._fingerprint = hashlib.sha256(b"kici secret key fingerprint\0" + key).hexdigest()[:32]
+
+    @property
+    def key_version(self) -> int:
+        return 1
 
     @property
     def fingerprint(self) -> str:
