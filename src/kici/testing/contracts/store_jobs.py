@@ -173,6 +173,22 @@ async def writes_the_claim_on_the_job(store: Store) -> None:
     assert await store.claim_job(JobId("unknown"), a_claim(), now=after(8)) is None
 
 
+async def forgets_at_the_claim_why_it_waited(store: Store) -> None:
+    await queued(store, "a", "b", "c")
+    x = ClassId(await class_of(store, "a"))
+    spawn = a_spawn(agent_id=agent(3), bound_job_id=JobId("c"))
+    await store.insert_spawn(spawn, a_reservation(spawn), None, now=after(0))
+    await store.mark_unroutable(x, now=after(0))
+    for id in ("b", "c"):
+        await store.set_provisioning_error(JobId(id), "no room")
+    oldest = [given(await store.claim_oldest([x], a_claim(agent(n)), now=after(1))) for n in range(2)]
+    assert ids(oldest) == ["a", "b"]
+    session = a_session(agent_id=agent(3))
+    registered = given(await store.register_agent(session, needs_spawn=True, bound=a_claim(agent(3)), now=after(1)))
+    for claimed in (*oldest, given(registered.job)):
+        assert (claimed.unroutable_since, claimed.last_provisioning_error) == (None, None)
+
+
 async def claims_nothing_that_has_expired(store: Store) -> None:
     await submit(store, a_new_job("a", expires_at=after(10)))
     await submit(store, a_new_job("b", expires_at=after(20)))
@@ -352,6 +368,7 @@ CASES: Final[tuple[Case, ...]] = (
     takes_equal_demands_for_one_class,
     claims_the_oldest_of_the_classes,
     writes_the_claim_on_the_job,
+    forgets_at_the_claim_why_it_waited,
     claims_nothing_that_has_expired,
     gives_each_job_to_one_claimer,
     gives_one_job_to_one_of_many,

@@ -272,12 +272,14 @@ async def forgets_old_runs(store: Store) -> None:
     assert len(await store.read_log(JobId("c"), after=0, bytes_max=ALL)) == 1
 
 
-async def forgets_the_key_with_its_run(store: Store) -> None:
-    run = a_new_run()
-    await store.submit(run, [a_new_job("a")], idempotency_key="k", now=after(0))
-    await ended(store, "a", now=1)
-    assert await store.prune_jobs(older_than=after(2), limit=ALL) == 1
-    assert (await store.submit(run, [a_new_job("a")], idempotency_key="k", now=after(3))).created
+async def forgets_a_run_without_a_trace(store: Store) -> None:
+    """What was deleted may be submitted again, with the same ids and the same key."""
+    run, jobs = a_new_run(), [a_new_job("a"), a_new_job("b", needs=(JobId("a"),))]
+    await store.submit(run, jobs, idempotency_key="k", now=after(0))
+    await ended(store, "a", FAILURE, now=1)
+    assert await store.prune_jobs(older_than=after(2), limit=ALL) == 2
+    assert (await store.submit(run, jobs, idempotency_key="k", now=after(3))).created
+    assert (await ended(store, "a", now=4)).released == ("b",)
 
 
 def _chunk(job_id: str, offset: int, data: bytes, stream: Stream = Stream.STDOUT) -> NewChunk:
@@ -399,7 +401,7 @@ CASES: Final[tuple[Case, ...]] = (
     forgets_the_stamp_of_what_can_be_served_again,
     ends_as_many_as_it_may,
     forgets_old_runs,
-    forgets_the_key_with_its_run,
+    forgets_a_run_without_a_trace,
     keeps_output_byte_for_byte,
     stores_no_gap_and_no_overlap,
     takes_lines_of_the_orchestrator_at_any_offset,
