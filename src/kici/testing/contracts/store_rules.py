@@ -29,6 +29,7 @@ T = TypeVar("T")
 THERE: Final = InstanceId("instance-b")
 ACK_MS: Final = 10_000
 ALL: Final = 1000
+EVERYTHING: Final = 1_000_000
 RUNNING: Final = frozenset({JobStatus.RUNNING})
 SUCCESS: Final = Outcome(status=JobStatus.SUCCESS, exit_code=0)
 FAILURE: Final = Outcome(status=JobStatus.FAILED, exit_code=1, reason="exit code 1")
@@ -132,10 +133,10 @@ async def error_of(call: Awaitable[object]) -> BaseException | None:
 
 async def check_rules(store: Store) -> None:
     """Hold the stored jobs and runs to what must be true of them at any time."""
-    jobs = {each.id: each for each in await store.jobs(JobFilter(limit=ALL))}
+    jobs = {each.id: each for each in await store.jobs(JobFilter(limit=EVERYTHING))}
     for each in jobs.values():
         _check_job(each, jobs)
-    for run in await store.runs(before=None, limit=ALL):
+    for run in await store.runs(before=None, limit=EVERYTHING):
         of_run = [each.status for each in jobs.values() if each.run_id == run.id]
         over = TERMINAL.issuperset(of_run)
         assert (run.finished_at is not None) == over, f"run {run.id} with {of_run}"
