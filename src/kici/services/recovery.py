@@ -90,8 +90,7 @@ class Recovery:
 
     async def _scaler(self, runtime: ScalerRuntime, rows: list[Spawn]) -> None:
         """Take up what lives of one scaler.  One that left the file while nobody looked lets its jobs finish."""
-        known = frozenset(row.agent_id for row in rows)
-        alive = {compute.agent_id for compute in await runtime.backend.recover(known)}
+        alive = await self._alive(runtime, frozenset(row.agent_id for row in rows))
         for row in rows:
             if row.agent_id not in alive:
                 await self._forget(row, "its compute is gone since the restart")
@@ -112,6 +111,14 @@ class Recovery:
         else:
             if orphans:
                 emit(Event.ORPHANS_REMOVED, level=logging.WARNING, scaler=runtime.name, count=orphans)
+
+    async def _alive(self, runtime: ScalerRuntime, known: frozenset[AgentId]) -> set[AgentId]:
+        """Which of these live.  When the host cannot be looked at, all: their graces and deadlines will tell."""
+        try:
+            return {compute.agent_id for compute in await runtime.backend.recover(known)}
+        except KiciError as error:
+            emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
+            return set(known)
 
     async def _forget(self, row: Spawn, why: str) -> None:
         """No compute: the row, its reservation and its claim on the job go; the job is settled by `jobs`."""

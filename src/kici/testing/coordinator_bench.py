@@ -107,10 +107,11 @@ class Bench:
         await self.boots_up()
         await self.coordinator.start()
 
-    async def boots_up(self) -> None:
-        """Everything before agents are accepted."""
+    async def boots_up(self, prepare: Callable[[], None] = lambda: None) -> None:
+        """Everything before agents are accepted.  `prepare` is called before anything is recovered."""
         self.supervisor = await self._stack.enter_async_context(Supervisor("bench"))
         self.coordinator = self._coordinator()
+        prepare()
         await self.coordinator.recover()
 
     async def is_killed(self) -> None:
