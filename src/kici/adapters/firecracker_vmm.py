@@ -1,0 +1,260 @@
+"""The firecracker program and its jailer.  Contract: `ports.vmm.Vmm`.
+
+The jailer makes the machine's root, becomes a user without rights, and starts firecracker in a PID namespace of its
+own; its own process ends at once, with a code that tells only whether that much worked.  From then on the PID file
+in the machine's root names the process, and its interface answers on a socket there.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kici.adapters import vm_processes
+from kici.adapters.firecracker_api import POLL_SECONDS, POLL_SECONDS_MAX, ApiRefused, FirecrackerApi
+from kici.adapters.host_commands import PATH, HostCommands
+from kici.adapters.vm_processes import HeldVm
+from kici.decide.launch import CgroupSupport
+from kici.decide.microvm import VmmKind
+from kici.decide.microvm_boot import EMPTY, boot_args
+from kici.decide.microvm_firecracker import (
+    INITRD,
+    KERNEL,
+    OVERLAY,
+    PID_FILE,
+    ROOTFS,
+    SOCKET,
+    VMM_LOG,
+    ApiCall,
+    Jail,
+    boot_calls,
+    cgroup_options,
+    jailer_argv,
+)
+from kici.decide.microvm_probe import GONE, Probe
+from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
+from kici.kit.finish import finish
+from kici.ports.processes import Processes, Program
+from kici.ports.vmm import RunningVm, VmPlace, VmSpec
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "firecracker"
+KVM: Final = Path("/dev/kvm")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+_TAIL_BYTES: Final = 2048
+_SPARE_SECONDS: Final = 15.0
+"""What clean-up of a failed start may take on top of the wait for the socket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirecrackerTools:
+    processes: Processes
+    commands: HostCommands
+    cgroups: CgroupSupport
+    boot: str
+    """Which run of the host's kernel this is."""
+    socket_wait_ms: Callable[[], int]
+    """How long a new VMM may take to answer, asked for each start."""
+    netns: str | None = None
+    """Network namespace that the VMM is put into; None: ours."""
+
+
+class FirecrackerVmm:
+    def __init__(self, jail: Jail, tools: FirecrackerTools) -> None:
+        self._jail = jail
+        self._tools = tools
+
+    @property
+    def kind(self) -> str:
+        return VmmKind.FIRECRACKER
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        return self._jail.uid, self._jail.gid
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return {"kernel": KERNEL, "initrd": INITRD, "rootfs": ROOTFS, "overlay": OVERLAY, "log": VMM_LOG}
+
+    async def launch(self, spec: VmSpec) -> RunningVm:
+        wait_seconds = self._tools.socket_wait_ms() / 1000
+        what = f"starting the VMM of {spec.place.vm_id}"
+        try:
+            # Not cut in half: between the jailer's fork and its PID file nobody could tell what it started.
+            return await finish(self._launch(spec, wait_seconds), seconds=wait_seconds + _SPARE_SECONDS, what=what)
+        except BaseException as error:
+            await finish(self._end(spec.place), seconds=_SPARE_SECONDS, what=f"undoing {what}")
+            if isinstance(error, TimeoutError):
+                raise Retryable(str(error)) from error
+            raise
+
+    async def boot(self, spec: VmSpec) -> None:
+        args = boot_args(spec.guest, spec.bridge)
+        calls = boot_calls(spec.machine, spec.guest, args=args, has_initrd=spec.has_initrd, metadata=spec.boot_data)
+        async with await FirecrackerApi.open(self._socket(spec.place)) as api:
+            for call in calls:
+                try:
+                    await api.send(call)
+                except Retryable as error:
+                    raise Retryable(f"{error}{_last_words(spec.place)}") from error
+
+    async def forget_boot_data(self, place: VmPlace) -> None:
+        try:
+            async with await FirecrackerApi.open(self._socket(place)) as api:
+                await api.send(ApiCall(method="PUT", path="/mmds", body=EMPTY))
+        except Retryable:
+            return  # it is gone, and its metadata with it
+
+    async def ask_to_stop(self, place: VmPlace) -> bool:
+        try:
+            async with await FirecrackerApi.open(self._socket(place)) as api:
+                await api.send(ApiCall(method="PUT", path="/actions", body={"action_type": "SendCtrlAltDel"}))
+        except (Retryable, Permanent):
+            return False
+        return True
+
+    def probe(self, place: VmPlace) -> Probe:
+        found = vm_processes.probe_pid_file(place.root / PID_FILE, name=NAME, faults=lambda pid: _faults(pid, place))
+        return found or self._search(place)
+
+    def hold(self, place: VmPlace, probe: Probe) -> HeldVm | None:
+        tools = self._tools
+        return vm_processes.hold(probe, boot=tools.boot, commands=tools.commands, uid=self._jail.uid)
+
+    async def tidy(self, place: VmPlace) -> None:
+        """The jailer leaves its control groups behind."""
+        for folder in (*_CGROUPS.glob(f"*/{NAME}/{place.vm_id}"), _CGROUPS / NAME / place.vm_id):
+            _remove_group(folder)
+
+    async def problems(self) -> list[str]:
+        found = []
+        for what, path in (("firecrackerPath", self._jail.firecracker), ("jailerPath", self._jail.jailer)):
+            if not os.access(path, os.X_OK):
+                state = "may not be executed by us" if os.path.exists(path) else "is not there"  # noqa: ASYNC240
+                found.append(f"{what} {path} {state}; install it or mend the path")
+        if not os.access(KVM, os.R_OK | os.W_OK):
+            state = "may not be used by us" if KVM.exists() else "is not there"
+            found.append(f"{KVM} {state}; vmm: qemu with accel: tcg works without it")
+        return found
+
+    # ------------------------------------------------------------------ starting
+
+    async def _launch(self, spec: VmSpec, wait_seconds: float) -> HeldVm:
+        place, jail = spec.place, self._jail
+        jailer = await self._tools.processes.start(
+            Program(
+                argv=jailer_argv(jail, place.vm_id, self._options(spec)),
+                env={"PATH": PATH},
+                cwd=place.folder,
+                output=place.console,
+                mark=spec.mark,
+            )
+        )
+        try:
+            async with asyncio.timeout(wait_seconds):
+                exit_ = await jailer.wait()
+                if exit_.code != 0:
+                    raise _not_started(f"the jailer {exit_} during boot", place)
+                return await self._up(place)
+        except TimeoutError as error:
+            raise Retryable(
+                f"the VMM of {place.vm_id} did not open its socket within {wait_seconds:g} s "
+                f"(firecracker_api_socket_wait_ms){_last_words(place)}"
+            ) from error
+        finally:
+            jailer.close()
+
+    def _options(self, spec: VmSpec) -> tuple[str, ...]:
+        limits = cgroup_options(self._tools.cgroups, spec.machine)
+        return limits if self._tools.netns is None else ("--netns", self._tools.netns, *limits)
+
+    async def _up(self, place: VmPlace) -> HeldVm:
+        """Until the VMM answers; its process, held."""
+        vm = self.hold(place, self.probe(place))
+        pause = POLL_SECONDS
+        try:
+            while vm is not None and vm.is_alive():
+                if await self._answers(place):
+                    return vm
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, POLL_SECONDS_MAX)
+        except BaseException:
+            if vm is not None:
+                vm.close()
+            raise
+        raise _not_started("the VMM exited during boot", place)
+
+    async def _answers(self, place: VmPlace) -> bool:
+        try:
+            async with await FirecrackerApi.open(self._socket(place)) as api:
+                await api.send(ApiCall(method="GET", path="/", body=None))
+        except Retryable:
+            return False
+        except ApiRefused as error:
+            raise _not_started(str(error), place) from error
+        return True
+
+    async def _end(self, place: VmPlace) -> None:
+        """Whatever a start that failed left running."""
+        vm = self.hold(place, self.probe(place))
+        if vm is None:
+            return
+        try:
+            await vm.kill()
+        except KiciError as error:
+            log.warning("vm.undo_failed", extra={"kici": {"agent_id": place.vm_id, "error": str(error)}})
+        finally:
+            vm.close()
+
+    def _search(self, place: VmPlace) -> Probe:
+        """Without a PID file: a process that its command line says is this machine's."""
+
+        def matches(name: str, words: list[str]) -> bool:
+            return name == NAME and words[1:3] == ["--id", place.vm_id]
+
+        if not (place.root / NAME).exists():  # the jailer copies the program there before it starts it
+            return GONE
+        for pid in vm_processes.find(matches):
+            if vm_processes.same_folder(pid, place.root) is not False:
+                return vm_processes.look_at(pid, time.time(), name=NAME, faults=lambda pid: _faults(pid, place))
+        return GONE
+
+    def _socket(self, place: VmPlace) -> Path:
+        return place.root / SOCKET
+
+
+def _faults(pid: int, place: VmPlace) -> tuple[str, ...]:
+    if vm_processes.same_folder(pid, place.root) is False:
+        return (f"process {pid} has another root directory",)
+    return ()
+
+
+def _not_started(what: str, place: VmPlace) -> DeterministicRefusal:
+    """A program that does not start here will not start here next time either."""
+    return DeterministicRefusal(f"{what}{_last_words(place)}")
+
+
+def _last_words(place: VmPlace) -> str:
+    """What the programs said last."""
+    text = ""
+    for path in (place.root / VMM_LOG, place.console):
+        try:
+            text += path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            continue
+    words = "".join(c for c in text if c == "\n" or c.isprintable()).strip()
+    return f"; it said:\n{words}" if words else ""
+
+
+def _remove_group(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("vm.group_left", extra={"kici": {"folder": str(folder), "error": str(error)}})

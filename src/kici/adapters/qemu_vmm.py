@@ -1,0 +1,290 @@
+"""QEMU as the program of microVMs, with the kernel's help or without.  Contract: `ports.vmm.Vmm`.
+
+Boot data goes through a serial port that this process writes once; it is closed when the agent has what it needs.
+The machine's process holds a lock on its PID file, which is how its number is proven.
+"""
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import platform
+import shutil
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kici.adapters import vm_processes
+from kici.adapters.firecracker_api import POLL_SECONDS, POLL_SECONDS_MAX
+from kici.adapters.host_commands import PATH, HostCommands
+from kici.adapters.qmp import Qmp
+from kici.adapters.unix_sockets import connect
+from kici.adapters.vm_processes import HeldVm
+from kici.decide.microvm import VmmKind
+from kici.decide.microvm_boot import boot_args
+from kici.decide.microvm_firecracker import INITRD, KERNEL, OVERLAY, ROOTFS
+from kici.decide.microvm_probe import GONE, Probe
+from kici.decide.microvm_qemu import (
+    BOOT_SOCKET,
+    MONITOR,
+    PID_FILE,
+    PROGRAMS,
+    QemuFiles,
+    QemuHost,
+    accelerator,
+    extra_boot_args,
+    names_vm,
+    qemu_argv,
+)
+from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
+from kici.domain.ids import AgentId
+from kici.kit.finish import finish
+from kici.ports.processes import Process, Processes, Program
+from kici.ports.vmm import RunningVm, VmPlace, VmSpec
+
+log = logging.getLogger(__name__)
+
+KVM: Final = Path("/dev/kvm")
+BOOT_DATA_SECONDS: Final = 10.0
+_FLOCK: Final = "hhqqi4x"
+_TAIL_BYTES: Final = 2048
+_UNDO_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QemuTools:
+    processes: Processes
+    commands: HostCommands
+    boot: str
+    """Which run of the host's kernel this is."""
+    accel: str
+    """`auto`, `kvm` or `tcg`, as configured."""
+    run_as: tuple[int, int] | None = None
+    """uid and gid that machines run as; None: ours."""
+    wait_seconds: float = 30.0
+    """How long a new process may take to answer."""
+    host: QemuHost = field(default_factory=lambda: this_qemu_host())
+
+
+def this_qemu_host() -> QemuHost:
+    arch = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}.get(platform.machine().lower(), platform.machine())
+    return QemuHost(arch=arch, has_kvm=_has_kvm(arch))
+
+
+def _has_kvm(arch: str) -> bool:
+    """A kernel may offer the device on a processor that cannot run guests; they would then only seem to start."""
+    if not os.access(KVM, os.R_OK | os.W_OK):
+        return False
+    if arch != "x64":
+        return True
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return " vmx" in flags or " svm" in flags
+
+
+class QemuVmm:
+    def __init__(self, tools: QemuTools) -> None:
+        self._tools = tools
+        self._handed: dict[AgentId, asyncio.StreamWriter] = {}
+        """Boot data on its way: open until the agent has it."""
+
+    @property
+    def kind(self) -> str:
+        return VmmKind.QEMU
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        return self._tools.run_as
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        return {"kernel": KERNEL, "initrd": INITRD, "rootfs": ROOTFS, "overlay": OVERLAY}
+
+    async def launch(self, spec: VmSpec) -> RunningVm:
+        what = f"starting QEMU for {spec.place.vm_id}"
+        argv = self._argv(spec)
+        try:
+            return await self._launch(spec, argv)
+        except BaseException:
+            await finish(self._end(spec.place), seconds=_UNDO_SECONDS, what=f"undoing {what}")
+            raise
+
+    async def boot(self, spec: VmSpec) -> None:
+        place = spec.place
+        try:
+            async with asyncio.timeout(BOOT_DATA_SECONDS):
+                _, writer = await connect(place.root / BOOT_SOCKET)
+                self._handed[place.vm_id] = writer
+                writer.write(json.dumps(spec.boot_data, separators=(",", ":")).encode() + b"\n")
+                async with await Qmp.open(place.root / MONITOR) as qmp:
+                    await qmp.execute("cont")
+        except OSError as error:
+            raise Retryable(
+                f"QEMU did not take the boot data of {place.vm_id}: {error!r}{_last_words(place)}"
+            ) from error
+
+    async def forget_boot_data(self, place: VmPlace) -> None:
+        writer = self._handed.pop(place.vm_id, None)
+        if writer is not None:
+            writer.close()
+
+    async def ask_to_stop(self, place: VmPlace) -> bool:
+        try:
+            async with await Qmp.open(place.root / MONITOR) as qmp:
+                await qmp.execute("system_powerdown")
+        except (Retryable, Permanent):
+            return False
+        return True
+
+    def probe(self, place: VmPlace) -> Probe:
+        path = place.root / PID_FILE
+        name = self._process_name()
+        found = vm_processes.probe_pid_file(path, name=name, faults=lambda pid: _faults(pid, place))
+        return found or self._search(place, name)
+
+    def hold(self, place: VmPlace, probe: Probe) -> HeldVm | None:
+        uid = None if self._tools.run_as is None else self._tools.run_as[0]
+        return vm_processes.hold(probe, boot=self._tools.boot, commands=self._tools.commands, uid=uid)
+
+    async def tidy(self, place: VmPlace) -> None:
+        await self.forget_boot_data(place)
+
+    async def problems(self) -> list[str]:
+        found = []
+        try:
+            _ = self._program()
+            _ = accelerator(self._tools.accel, self._tools.host)
+        except DeterministicRefusal as error:
+            found.append(str(error))
+        except ValueError as error:
+            found.append(str(error))
+        return found
+
+    # ------------------------------------------------------------------ starting
+
+    async def _launch(self, spec: VmSpec, argv: tuple[str, ...]) -> HeldVm:
+        place = spec.place
+        process = await self._tools.processes.start(
+            Program(argv=argv, env={"PATH": PATH}, cwd=place.folder, output=place.console, mark=spec.mark)
+        )
+        try:
+            async with asyncio.timeout(self._tools.wait_seconds):
+                await self._up(place, process)
+        except TimeoutError as error:
+            raise Retryable(
+                f"QEMU did not open its monitor within {self._tools.wait_seconds:g} s{_last_words(place)}"
+            ) from error
+        finally:
+            process.close()
+        vm = self.hold(place, self.probe(place))
+        if vm is None:
+            raise DeterministicRefusal(f"QEMU ended as soon as it had started{_last_words(place)}")
+        return vm
+
+    async def _up(self, place: VmPlace, process: Process) -> None:
+        pause = POLL_SECONDS
+        while process.is_alive():
+            try:
+                async with await Qmp.open(place.root / MONITOR):
+                    return
+            except Retryable:
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, POLL_SECONDS_MAX)
+        raise DeterministicRefusal(f"QEMU {await process.wait()} at its start{_last_words(place)}")
+
+    def _argv(self, spec: VmSpec) -> tuple[str, ...]:
+        root, host = spec.place.root, self._tools.host
+        try:
+            accel = accelerator(self._tools.accel, host)
+        except ValueError as error:
+            raise DeterministicRefusal(str(error)) from error
+        return qemu_argv(
+            self._program(),
+            vm_id=spec.place.vm_id,
+            arch=host.arch,
+            accel=accel,
+            machine=spec.machine,
+            guest=spec.guest,
+            files=QemuFiles(
+                kernel=str(root / KERNEL),
+                initrd=str(root / INITRD) if spec.has_initrd else None,
+                rootfs=str(root / ROOTFS),
+                overlay=str(root / OVERLAY),
+                folder="root",  # relative, since names of sockets are short
+            ),
+            args=boot_args(spec.guest, spec.bridge, more=extra_boot_args(accel)),
+            run_as=self._tools.run_as,
+        )
+
+    def _program(self) -> str:
+        name = PROGRAMS.get(self._tools.host.arch)
+        if name is None:
+            raise DeterministicRefusal(f"vmm: qemu does not know how to make guests of {self._tools.host.arch}")
+        found = shutil.which(name, path=PATH)
+        if found is None:
+            raise DeterministicRefusal(f"{name} is not installed on this host; install the package qemu-system")
+        return found
+
+    def _process_name(self) -> str:
+        return PROGRAMS.get(self._tools.host.arch, "")[:15]
+
+    async def _end(self, place: VmPlace) -> None:
+        """Whatever a start that failed left running."""
+        await self.forget_boot_data(place)
+        vm = self.hold(place, self.probe(place))
+        if vm is None:
+            return
+        try:
+            await vm.kill()
+        except KiciError as error:
+            log.warning("vm.undo_failed", extra={"kici": {"agent_id": place.vm_id, "error": str(error)}})
+        finally:
+            vm.close()
+
+    def _search(self, place: VmPlace, name: str) -> Probe:
+        """Without a PID file: a process that its command line says is this machine's."""
+
+        def matches(found: str, words: list[str]) -> bool:
+            return found == name and names_vm(words, place.vm_id)
+
+        if not place.console.exists():  # what it prints goes there from the start
+            return GONE
+        for pid in vm_processes.find(matches):
+            return vm_processes.look_at(pid, time.time(), name=name, faults=lambda _: ())
+        return GONE
+
+
+def _faults(pid: int, place: VmPlace) -> tuple[str, ...]:
+    found = []
+    if not names_vm(vm_processes.words_of(pid), place.vm_id):
+        found.append(f"the command line of process {pid} does not name {place.vm_id}")
+    holder = lock_holder(place.root / PID_FILE)
+    if holder not in (pid, None):
+        found.append(f"the PID file is held by process {holder}")
+    return tuple(found)
+
+
+def lock_holder(path: Path) -> int | None:
+    """Who has locked a file; 0 for nobody, None when that cannot be seen."""
+    try:
+        with path.open("r+b") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            told = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    return 0 if told[0] == fcntl.F_UNLCK else int(told[4])
+
+
+def _last_words(place: VmPlace) -> str:
+    try:
+        text = place.console.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+    words = "".join(c for c in text if c == "\n" or c.isprintable()).strip()
+    return f"; it said:\n{words}" if words else ""

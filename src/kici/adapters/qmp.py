@@ -1,0 +1,69 @@
+"""QEMU's monitor: one JSON object on each line, commands answered in order, events in between."""
+
+import asyncio
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from kici.adapters.unix_sockets import connect
+from kici.domain.errors import DeterministicRefusal, Retryable
+
+COMMAND_SECONDS: Final = 10.0
+
+
+class QmpRefused(DeterministicRefusal):
+    """QEMU understood, and will not do it."""
+
+
+class Qmp:
+    """One connection; QEMU serves one at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, socket: Path) -> Self:
+        """Raises `Retryable` when nobody listens there, or not to us."""
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                qmp = cls(*await connect(socket))
+                await qmp._read()
+                await qmp.execute("qmp_capabilities")
+        except (OSError, ValueError) as error:  # a TimeoutError is an OSError
+            raise Retryable(f"no QEMU answers on {socket}: {error!r}") from error
+        return qmp
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    async def execute(self, command: str, **arguments: object) -> Any:
+        """The answer.  Raises `QmpRefused`, or `Retryable` when QEMU is gone."""
+        try:
+            async with asyncio.timeout(COMMAND_SECONDS):
+                request = {"execute": command, **({"arguments": arguments} if arguments else {})}
+                self._writer.write(json.dumps(request).encode() + b"\n")
+                await self._writer.drain()
+                while True:
+                    told = await self._read()
+                    if "return" in told:
+                        return told["return"]
+                    if "error" in told:
+                        raise QmpRefused(f"QEMU refuses {command}: {told['error'].get('desc', told['error'])}")
+        except (OSError, ValueError) as error:
+            raise Retryable(f"QEMU ended during {command}: {error!r}") from error
+
+    async def _read(self) -> dict[str, Any]:
+        line = await self._reader.readline()
+        if not line:
+            raise ConnectionResetError("the monitor was closed")
+        told = json.loads(line)
+        if not isinstance(told, dict):
+            raise ValueError(f"the monitor said {line[:100]!r}")
+        return told

@@ -1,0 +1,82 @@
+"""What a scaler of microVMs is told, and what reaches the host for it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kici.config.grammar import ExtraHost
+from kici.decide.isolate import Needs, Policy
+from kici.decide.microvm import Machine as Hardware
+from kici.domain.ids import ScalerName
+from kici.domain.resources import Amount
+from kici.ports.addresses import Addresses
+from kici.ports.backend import SpawnOrder
+from kici.ports.clock import Clock
+from kici.ports.drives import Drives
+from kici.ports.files import Files
+from kici.ports.host_network import HostNetwork
+from kici.ports.vmm import Vmm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroVmSet:
+    """One kind of guest."""
+
+    labels: tuple[str, ...]
+    kernel: Path
+    initrd: Path | None
+    rootfs: Path
+    overlay_mib: int
+    policy: Policy
+    env: Mapping[str, str] = field(repr=False)
+    """Variables of the agent, the operator's included, as far as they fit."""
+    backpressure: str | None
+    hardware: Callable[[Amount], tuple[int, int]]
+    """Processors and MiB for these limits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroVmSettings:
+    scaler: ScalerName
+    """Name of the configuration entry."""
+    max_agents: int
+    sets: tuple[MicroVmSet, ...]
+    base: Path
+    """Folder that holds a folder for each VMM."""
+    data_dir: Path
+    """Where records are kept."""
+    extra_hosts: tuple[ExtraHost, ...] = ()
+    auto_provision: bool = True
+    """Make and mend the bridge by ourselves."""
+    stop_seconds: float = 5.0
+    """How long a guest may take to end when it is asked, before it is forced."""
+    sweep_seconds: float = 900.0
+    """Pause between two looks for what is left over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroVmTools:
+    """How the backend reaches the host."""
+
+    vmm: Vmm
+    network: HostNetwork
+    addresses: Addresses
+    drives: Drives
+    files: Files
+    clock: Clock
+    needs: Callable[[str], Needs]
+    """What every agent must reach that connects to this address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One machine to make."""
+
+    spawn: SpawnOrder
+    chosen: MicroVmSet
+    extra_hosts: tuple[ExtraHost, ...]
+
+    @property
+    def machine(self) -> Hardware:
+        vcpus, mib = self.chosen.hardware(self.spawn.limits)
+        return Hardware(vcpus=vcpus, mem_mib=mib, overlay_mib=self.chosen.overlay_mib, limits=self.spawn.limits)

@@ -1,0 +1,17 @@
+"""MicroVMs keep the contract of backends."""
+
+import pytest
+from tests.microvm.fake_bench import fake_microvms
+
+from kici.testing.contracts.backend import CASES, Case
+from kici.testing.virtual_time import virtual
+
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+
+
+@pytest.mark.spec("scaler 7.2")
+@cases
+@virtual
+async def test_microvms_on_a_host_in_memory(case: Case) -> None:
+    async with fake_microvms() as bench:
+        await case(bench)
