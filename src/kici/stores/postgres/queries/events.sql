@@ -109,7 +109,7 @@ RETURNING id;
 -- Events whose run is over, or was never made by whoever wanted to.
 SELECT kici_events.*, runs.status AS run_status
 FROM kici_events
-LEFT JOIN runs ON runs.id = kici_events.run_id
+LEFT JOIN LATERAL (SELECT id, status FROM runs WHERE runs.id = kici_events.run_id OFFSET 0) AS runs ON true
 WHERE kici_events.state = 'awaiting'
     AND (
         runs.status NOT IN ('running', 'cancelling')
