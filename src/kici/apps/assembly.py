@@ -11,6 +11,7 @@ from typing import Final
 
 from kici.adapters.no_peers import NoPeers
 from kici.apps.cluster import Cluster
+from kici.apps.counting import Counting
 from kici.config.model import ScalersConfig
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
@@ -48,10 +49,11 @@ from kici.services.launch_failures import LaunchFailures
 from kici.services.log_store import LogStore
 from kici.services.machine_pools import MachinePools
 from kici.services.pending_scale_sweeper import PendingScaleSweeper
+from kici.services.queue_gauge import QueueGauge
 from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
 from kici.services.registration import Registration
-from kici.services.registry import AgentRegistry, ConnectedAgent
+from kici.services.registry import AgentRegistry
 from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
 from kici.services.retention import Retention
 from kici.services.scaler_manager import ScalerManager
@@ -69,7 +71,6 @@ from kici.wire.codec import encode
 
 STATIC_GRACE_MS: Final = 120_000
 """How long a static agent may stay away with a job: twice its longest reconnect delay."""
-GAUGE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ class Coordinator:
         self._scale()
         self._keep_warm()
         self._meet_agents()
+        self.counting = Counting(self)
         self._sweep()
         self.cluster = Cluster(self)
         self._end()
@@ -245,7 +247,6 @@ class Coordinator:
             clock=given.clock,
             gauges=self.metrics,
         )
-        self.dispatcher.handed_off = self._handed_off
         self.reload: Reload | None = None
         if configuration is not None:
             self.reload = Reload(
@@ -271,7 +272,7 @@ class Coordinator:
             compute_gone=self.manager.agent_gone,
             condemn=self.manager.condemn,
         )
-        registration = Registration(
+        self.registration = Registration(
             store=given.store,
             registry=self.registry,
             dispatcher=self.dispatcher,
@@ -288,7 +289,7 @@ class Coordinator:
             tokens=self.tokens if given.authenticates_agents else None,
             store=given.store,
             registry=self.registry,
-            registration=registration,
+            registration=self.registration,
             absences=self.absences,
             computes=self.manager,
             work=FrameWork(
@@ -360,7 +361,6 @@ class Coordinator:
         given = self.given
         self._shutdown = Shutdown(
             store=given.store,
-            registry=self.registry,
             lifecycle=self.lifecycle,
             sessions=self.sessions,
             spawns=self.spawns,
@@ -395,6 +395,7 @@ class Coordinator:
         supervisor.service("pending-scale", self.pending.run)
         supervisor.service("queue", self.queue.run)
         supervisor.service("stale-spawns", self.stale.run)
+        supervisor.service("queue-gauge", QueueGauge(store=given.store, clock=given.clock, gauges=self.metrics).run)
         supervisor.service("warm-pools", self.pools.run)
         supervisor.service("machine-pools", self.machine_pools.run)
         if self.reload is not None:
@@ -451,10 +452,6 @@ class Coordinator:
     def grace_ms(self, scaler_managed: bool) -> int:  # noqa: FBT001 - the question itself
         return self.settings.peek(knobs.AGENT_RECONNECT_GRACE_MS) if scaler_managed else STATIC_GRACE_MS
 
-    def _handed_off(self, agent: ConnectedAgent) -> None:
-        self.manager.handed_off(agent.agent_id)
-        self.pools.handed_off(agent)
-
     def _retired(self, row: Spawn) -> ScalerRuntime | None:
         configuration = self.given.configuration
         return None if configuration is None else configuration.builder.build_retired(row)
@@ -488,7 +485,7 @@ class _JobEnds:
     def job_over(self, job: Job) -> None:
         self._coordinator.manager.job_over(job.id)
         self._coordinator.logs.forget(job.id)
-        self._coordinator.metrics.jobs_finished.labels(status=job.status).inc()
+        self._coordinator.counting.job_over(job)
 
     def capacity_freed(self) -> None:
         self._coordinator.pending.capacity_freed()

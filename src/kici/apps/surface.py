@@ -138,7 +138,7 @@ class _Agents:
             scaler=agent.scaler,
             backend_type=agent.spawn.backend_type if agent.spawn else None,
             warm=agent.spawn is not None and agent.spawn.bound_job_id is None,
-            job_ids=tuple(agent.jobs),
+            job_ids=agent.job_ids,
             since=agent.registered_at,
             facts=agent.facts,
         )

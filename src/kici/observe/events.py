@@ -36,6 +36,7 @@ class Event(StrEnum):
     PEER_ANSWERED = "peer.answered"
     POOL_REFUSED = "pool.refused"
     POOL_SHORT = "pool.short"
+    QUEUE_DEEP = "queue.deep"
     RELOAD_APPLIED = "reload.applied"
     RELOAD_REJECTED = "reload.rejected"
     SCALER_RETIRED = "scaler.retired"

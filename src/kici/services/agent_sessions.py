@@ -73,6 +73,10 @@ class AgentSessions:
         self._entropy = entropy
         self._grace_ms = grace_ms
         self._connections: dict[ConnectionId, AgentConnection] = {}
+        self.lost: Callable[[LossCause], None] = lambda cause: None
+        """Told of every agent that was lost."""
+        self.refused: Callable[[int], None] = lambda code: None
+        """Told of every connection that was not let in, by its close code."""
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -117,6 +121,7 @@ class AgentSessions:
             connection.token = await self._tokens.verify_agent(token or "")
         except Denied as error:
             emit(Event.AGENT_REFUSED, remote=connection.remote, reason=str(error))
+            self.refused(CloseCode.AUTH_FAILED)
             await connection.apply(connection.half.auth_failed(str(error)))
         except StoreDown:
             connection.close(CloseCode.INTERNAL, "the store cannot be asked; come back")
@@ -146,6 +151,7 @@ class AgentSessions:
         if agent is None:
             return  # superseded: the agent lives on in its newer connection
         emit(Event.AGENT_LOST, agent_id=agent.agent_id, cause=connection.cause, reason=why, jobs=len(agent.jobs))
+        self.lost(connection.cause)
         if self._drain.stopping:
             return
         self._forget(agent.agent_id, connection.connection_id)

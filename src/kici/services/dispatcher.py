@@ -19,15 +19,13 @@ from kici.ports.clock import Clock
 from kici.ports.store import Claim, JobStore
 from kici.services.demand_index import DemandIndex
 from kici.services.drain_state import DrainState
-from kici.services.registry import AgentRegistry, ConnectedAgent
+from kici.services.registry import CLAIMING, AgentRegistry, ConnectedAgent
 from kici.wire.messages import JobDispatch
 
 CLASSES_PER_CLAIM: Final = 200
 STORE_RETRY_SECONDS: Final = 1.0
 REST_SECONDS: Final = 10.0
 """After which an agent is asked again that declined a job as busy, unless it says before that it has room."""
-_CLAIMING: Final = JobId("(claiming)")
-"""Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 
 
 class ScaleRequests(Protocol):
@@ -77,8 +75,10 @@ class Dispatcher:
         """Set by the composition root: scaler and dispatcher know each other."""
         self.queued: Callable[[], None] = lambda: None
         """Told of every job that waits: other coordinators may have an agent for it."""
-        self.handed_off: Callable[[ConnectedAgent], None] = lambda agent: None
-        """Told of every agent that got a job."""
+        self.handed_off: Callable[[ConnectedAgent, Job], None] = lambda agent, job: None
+        """Told of every job that an agent was told of."""
+        self.gave_back: Callable[[], None] = lambda: None
+        """Told of every job that returned to the queue."""
         self.gave_up: Callable[[Job], None] = lambda job: None
         """Told of every job that ended because nobody took it."""
 
@@ -141,16 +141,16 @@ class Dispatcher:
             if not class_ids:
                 return None
             since = self._demands.mark()
-            self._registry.give(agent, _CLAIMING)
+            self._registry.give(agent, CLAIMING)
             try:
                 claimed = await self._store.claim_oldest(class_ids, self.claim_by(agent))
             except StoreDown:
-                self.in_doubt(agent, _CLAIMING)
+                self.in_doubt(agent, CLAIMING)
                 return None
             except BaseException:
-                self._registry.take_back(agent, _CLAIMING)
+                self._registry.take_back(agent, CLAIMING)
                 raise
-            self._registry.take_back(agent, _CLAIMING)
+            self._registry.take_back(agent, CLAIMING)
             if claimed is not None:
                 self._registry.give(agent, claimed.id)
                 await self.deliver(agent, claimed)
@@ -170,7 +170,7 @@ class Dispatcher:
             return
         agent.jobs[job.id] = job
         emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
-        self.handed_off(agent)
+        self.handed_off(agent, job)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
 
     def rest(self, agent: ConnectedAgent) -> None:
@@ -233,6 +233,7 @@ class Dispatcher:
         )
         self.scale.gave_back(job.agent_id, job.id)
         if requeued.job.status is JobStatus.QUEUED:
+            self.gave_back()
             await self.offer(requeued.job)
         else:
             self.gave_up(requeued.job)

@@ -126,6 +126,8 @@ class Registration:
         self._instance_id = instance_id
         self._requires_token = requires_token
         self._coordinators = coordinators
+        self.refused: Callable[[int], None] = lambda code: None
+        """Told of every registration that was refused, by its close code."""
         self._in_doubt: set[AgentId] = set()
         """Agents of which nobody knows whether their registration is written."""
 
@@ -276,6 +278,7 @@ class Registration:
 
     async def _refuse(self, connection: AgentConnection, agent_id: AgentId, refusal: Refuse) -> None:
         emit(Event.AGENT_REFUSED, agent_id=agent_id, code=refusal.close_code, reason=refusal.reason)
+        self.refused(refusal.close_code)
         if refusal.is_permanent:
             connection.cause = LossCause.DISMISSED
         if refusal.reclaims:

@@ -16,6 +16,8 @@ from kici.domain.spawn import Spawn
 from kici.wire.messages import Message
 
 FIT_MEMO_MAX: Final = 100_000
+CLAIMING: Final = JobId("(claiming)")
+"""Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 _HOST: Final = "kici:host:"
 
 
@@ -61,6 +63,11 @@ class ConnectedAgent:
     @property
     def scaler(self) -> ScalerName | None:
         return None if self.spawn is None else self.spawn.scaler
+
+    @property
+    def job_ids(self) -> tuple[JobId, ...]:
+        """What it was given, without the slot of a claim that has not found its job yet."""
+        return tuple(job_id for job_id in self.jobs if job_id != CLAIMING)
 
     @property
     def is_free(self) -> bool:

@@ -22,13 +22,13 @@ from kici.services.elector import Elector
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.machine_pools import MachinePools
-from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import SpawnBook
 from kici.services.teardown import Teardown
 
 SHUTDOWN_SECONDS: Final = 15.0
+JOBS_MAX: Final = 100_000
 
 
 class Store(JobStore, AgentStore, Protocol):
@@ -40,7 +40,6 @@ class Shutdown:
         self,
         *,
         store: Store,
-        registry: AgentRegistry,
         lifecycle: JobLifecycle,
         sessions: AgentSessions,
         spawns: SpawnBook,
@@ -54,7 +53,6 @@ class Shutdown:
         instance_id: InstanceId,
     ) -> None:
         self._store = store
-        self._registry = registry
         self._lifecycle = lifecycle
         self._sessions = sessions
         self._spawns = spawns
@@ -87,17 +85,22 @@ class Shutdown:
             emit(Event.STORE_DOWN, during="shutdown", error=str(error))
 
     async def _return_jobs(self) -> None:
-        """Jobs of agents that end with us: those started fail with the reason, the others keep their place."""
-        for agent in self._registry:
-            if agent.spawn is None:
-                continue  # not ours to end: it comes back with its job
-            for job_id, job in list(agent.jobs.items()):
-                if job is None:
-                    continue
-                try:
-                    await self._return_job(agent.agent_id, job_id)
-                except StoreDown as error:
-                    emit(Event.STORE_DOWN, job_id=job_id, error=str(error))
+        """Jobs of agents that end with us: those started fail with the reason, the others keep their place.
+
+        Whether their agents are connected now or not; static ones are not ours to end, and come back with theirs.
+        """
+        try:
+            held = await self._store.jobs_owned_by(self._instance_id, limit=JOBS_MAX)
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
+            return
+        for job in held:
+            if job.agent_id is None or self._spawns.get(job.agent_id) is None:
+                continue
+            try:
+                await self._return_job(job.agent_id, job.id)
+            except StoreDown as error:
+                emit(Event.STORE_DOWN, job_id=job.id, error=str(error))
 
     async def _return_job(self, agent_id: AgentId, job_id: JobId) -> None:
         reason = "the coordinator was stopped while the job ran"
