@@ -39,6 +39,8 @@ class Lab:
         self.socket = folder / "docker.sock"
         self._daemon: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[bytes]] = []
+        self.others_namespaces: list[str] = []
+        """Further network namespaces that go with the lab."""
 
     @property
     def namespace(self) -> str:
@@ -136,7 +138,8 @@ class Lab:
                 self.remove_all()
             finally:
                 self.stop_engine()
-        subprocess.run(("ip", "netns", "delete", self.name), check=False)
+        for name in (self.name, *self.others_namespaces):
+            subprocess.run(("ip", "netns", "delete", name), check=False)
         for mount in _mounts_below(self.folder):
             subprocess.run(("umount", "-l", mount), check=False)
         shutil.rmtree(self.folder, ignore_errors=True)

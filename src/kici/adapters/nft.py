@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -20,7 +21,7 @@ class Nft:
         self._command = tuple(command)
 
     async def apply(self, script: str) -> None:
-        code, _, error = await self._run("-f", "-", stdin=script)
+        code, _, error = await self._run("-f", "-", script=script)
         if code != 0:
             raise _fault(error)
 
@@ -40,24 +41,28 @@ class Nft:
             return str(fault)
         return None if code == 0 else str(_fault(error))
 
-    async def _run(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={"PATH": PATH, "LC_ALL": "C"},
-            )
-        except FileNotFoundError as error:
-            raise DeterministicRefusal(
-                "nft is not installed, and without it agents cannot be isolated; install nftables, "
-                "or set networkIsolation: false on the scaler"
-            ) from error
+    async def _run(self, *arguments: str, script: str = "") -> tuple[int, str, str]:
+        # From a file, not a pipe: a command that ends without reading would leave us with half a write.
+        with tempfile.TemporaryFile() as file:
+            file.write(script.encode())
+            file.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    *arguments,
+                    stdin=file,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={"PATH": PATH, "LC_ALL": "C"},
+                )
+            except FileNotFoundError as error:
+                raise DeterministicRefusal(
+                    "nft is not installed, and without it agents cannot be isolated; install nftables, "
+                    "or set networkIsolation: false on the scaler"
+                ) from error
         try:
             async with asyncio.timeout(NFT_SECONDS):
-                output, errors = await process.communicate(stdin.encode())
+                output, errors = await process.communicate()
         except TimeoutError as error:
             raise Retryable(f"nft did not end within {NFT_SECONDS:g} s") from error
         finally:

@@ -32,6 +32,8 @@ AGENT_PLACE: Final = ".kici"
 """Folder in a container that is the agent's, below the root."""
 TOKEN_FILE: Final = ".token"
 RUNTIME_PLACE: Final = "/opt/kici"
+HOST_NAME: Final = "host.docker.internal"
+"""The engine's host by the name that containers know it by, where they are not isolated."""
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -160,13 +162,16 @@ def user_ids(user: str, passwd: str) -> tuple[int, int] | None:
     return None if number is None else (number, gid or 0)
 
 
-def reachable_url(url: str, gateway: str | None) -> str:
-    """The coordinator as a container sees it: where it was given by a loopback address, by that of the bridge."""
+def is_loopback(url: str) -> bool:
+    """Whether a coordinator's address means this host to whoever is on this host, and nothing to a container."""
+    return urlsplit(url).hostname in _LOOPBACK
+
+
+def reached_at(url: str, host: str) -> str:
+    """The same coordinator by another name of its host."""
     parts = urlsplit(url)
-    if gateway is None or parts.hostname not in _LOOPBACK:
-        return url
     port = f":{parts.port}" if parts.port is not None else ""
-    return parts._replace(netloc=f"{gateway}{port}").geturl()
+    return parts._replace(netloc=f"{host}{port}").geturl()
 
 
 def _environment(chosen: ContainerSet, order: AgentOrder, around: Surroundings) -> dict[str, str]:

@@ -55,15 +55,14 @@ class Maker:
         carries = order.container is None and image.labels.get(plan.CARRIES_AGENT) == "own"
         name = chosen.image if order.container is None else order.container.image
         injected = None if carries else await house.runtimes.ensure(name, report)
-        gateway = house.fencing.network.gateway if settings.is_isolated and house.fencing is not None else None
-        url = plan.reachable_url(order.orchestrator_url, None if gateway is None else str(gateway))
+        url, extra_hosts = self._reachable(order.orchestrator_url)
         spec = plan.plan_container(
             chosen,
             self._agent_order(agent, order, url),
             plan.Surroundings(
                 environment=self._environment,
                 network=house.fencing.network.name if settings.is_isolated and house.fencing is not None else None,
-                extra_hosts=settings.extra_hosts,
+                extra_hosts=extra_hosts,
                 socket=house.engine.address.socket,
                 injected=injected,
             ),
@@ -81,6 +80,15 @@ class Maker:
             raise Retryable(f"the container of agent {agent.id} cannot be made now: {error}") from error
         if settings.is_isolated:
             await self._admit(agent, chosen, url)
+
+    def _reachable(self, url: str) -> tuple[str, tuple[str, ...]]:
+        """The coordinator as containers see it, and the names that they know: their loopback is not ours."""
+        settings, fencing = self._settings, self._house.fencing
+        if fencing is None or not plan.is_loopback(url):
+            return url, settings.extra_hosts
+        if settings.is_isolated:
+            return plan.reached_at(url, str(fencing.network.gateway)), settings.extra_hosts
+        return plan.reached_at(url, plan.HOST_NAME), (*settings.extra_hosts, f"{plan.HOST_NAME}:host-gateway")
 
     async def _fence(self) -> None:
         fencing = self._house.fencing

@@ -1,0 +1,148 @@
+"""Jobs in containers of a real engine, from the command line: every kind of image, failures that explain themselves."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.docker_engine import Lab, lab
+from tests.integration.docker_lab import (
+    BUSYBOX,
+    DEBIAN,
+    DIES,
+    EMPTY,
+    USER,
+    LabCoordinator,
+    a_pool,
+    coordinator,
+    import_images,
+    rules,
+)
+
+from kici.testing.programs import until
+
+pytestmark = [pytest.mark.engine("docker"), pytest.mark.xdist_group("docker-jobs"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Lab]:
+    with lab() as running:
+        import_images(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kici(engine: Lab) -> Iterator[LabCoordinator]:
+    scalers = (
+        a_pool(engine),
+        a_pool(engine, "dies", DIES),
+        a_pool(engine, "volumes", set={"volumes": [f"{engine.folder}/shared:/shared"], "env": {"LANG": "C.UTF-8"}}),
+    )
+    (engine.folder / "shared").mkdir()
+    with coordinator(engine, "jobs", *scalers) as running:
+        yield running
+
+
+def test_a_job_runs_in_a_container_of_its_pool_and_nothing_is_left(kici: LabCoordinator) -> None:
+    done = kici.run("run", "-l", "pool", "--", "/bin/sh", "-c", "echo from $(pwd); exit 4")
+    assert done.returncode == 4, done.stderr
+    assert done.stdout.startswith("from /.kici/scaler-container-")
+    kici.settle()
+    assert rules(kici.lab) == set()
+
+
+@pytest.mark.parametrize("image", [BUSYBOX, DEBIAN, USER])
+def test_a_job_runs_in_its_own_image(kici: LabCoordinator, image: str) -> None:
+    """Static, dynamically linked, of another user: the agent comes along, and the job sees its image only."""
+    done = kici.run("run", "-l", "pool", "--image", image, "--", "/bin/sh", "-c", "id -u; touch here; echo $GREETING")
+    assert done.returncode == 0, done.stderr
+    expected = {BUSYBOX: ["0", ""], DEBIAN: ["0", "hello"], USER: ["1234", ""]}[image]
+    assert done.stdout.split("\n")[:2] == expected
+
+
+def test_a_job_runs_in_an_image_that_holds_nothing(kici: LabCoordinator) -> None:
+    done = kici.run("run", "-l", "pool", "--image", EMPTY, "--", "/opt/kici/lib/ld.so", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+def test_an_image_that_is_nowhere_ends_its_job_with_the_reason(kici: LabCoordinator) -> None:
+    done = kici.run("run", "-l", "pool", "--image", "127.0.0.1:1/nobody/has:this", "--", "true")
+    assert done.returncode == 125, done.stderr
+    assert "image 127.0.0.1:1/nobody/has:this could not be pulled" in done.stderr
+    kici.settle()
+
+
+def test_an_agent_that_dies_at_start_is_explained_and_its_scaler_deferred(kici: LabCoordinator) -> None:
+    job = kici.submit("true", "-l", "dies")
+    until(lambda: "keys" in kici.run("explain", job).stdout, seconds=20, what="the failure is explained")
+    told = kici.run("explain", job).stdout
+    assert "exit code 9" in told
+    diagnosed = kici.run("admin", "diagnose").stdout
+    assert "dies" in diagnosed
+    assert "exit code 9" in diagnosed
+    assert kici.run("cancel", job).returncode == 0
+    kici.settle()
+
+
+def test_secrets_are_nowhere_to_be_read(kici: LabCoordinator) -> None:
+    """Neither the agent's token nor the job's secret: not by inspecting, not in any process's environment but the
+    step's own, not in a file, not in a log."""
+    assert kici.run("admin", "secrets", "set", "deploy:token", given="open-sesame-42\n").returncode == 0
+    script = "test ${#TOKEN} = 14 && echo it is; cat /.kici/*/.token 2>&1; sleep 100"
+    job = kici.submit(script, "-l", "pool", "--secret", "TOKEN=deploy:token")
+    until(lambda: "it is" in kici.output(job), seconds=20, what="the step has its secret")
+    until(lambda: "No such file" in kici.output(job), seconds=20, what="the token's file is gone")
+    (one,) = kici.containers()
+    inspected = json.dumps(kici.lab.ask("GET", f"/containers/{one['Id']}/json"))
+    processes = json.dumps(kici.lab.ask("GET", f"/containers/{one['Id']}/top?ps_args=-eo%20pid,args"))
+    for secret in ("KICI_AGENT_TOKEN=", "kat_", "sesame"):
+        assert secret not in inspected
+        assert secret not in processes
+    agent = (Path("/proc") / str(kici.lab.ask("GET", f"/containers/{one['Id']}/json")["State"]["Pid"])).resolve()
+    assert b"kat_" not in (agent / "environ").read_bytes()
+    assert kici.run("cancel", job).returncode == 0
+    kici.settle()
+    assert "sesame" not in kici.log.read_text()
+    assert "kat_" not in kici.log.read_text()
+    everything = b"".join(path.read_bytes() for path in kici.data_dir.glob("kici.db*"))
+    assert b"sesame-42" not in everything
+
+
+def test_limits_are_the_engines(kici: LabCoordinator) -> None:
+    job = kici.submit("while true; do sleep 0.1; done", "-l", "pool", "--cpus", "0.5", "--memory", "96m")
+    until(lambda: kici.job(job)["status"] == "running", seconds=20, what="it runs")
+    (one,) = kici.containers()
+    host = kici.lab.ask("GET", f"/containers/{one['Id']}/json")["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["PidsLimit"]) == (500_000_000, 96 * 2**20, 4096)
+    assert not host["AutoRemove"]
+    labels = one["Labels"]
+    assert labels["kici-bound-job-id"] == job
+    assert labels["kici-scaler-name"] == "pool"
+    assert labels["kici-run-id"]
+    assert kici.run("cancel", job).returncode == 0
+    kici.settle()
+
+
+def test_volumes_and_variables_of_a_label_set(kici: LabCoordinator) -> None:
+    done = kici.run("run", "-l", "volumes", "--", "/bin/sh", "-c", "echo $LANG > /shared/said")
+    assert done.returncode == 0, done.stderr
+    assert (kici.lab.folder / "shared" / "said").read_text() == "C.UTF-8\n"
+
+
+def test_a_job_that_uses_more_memory_than_it_may_is_told_so(kici: LabCoordinator) -> None:
+    """The kernel takes the step, or the agent with it: either way the job ends and says why."""
+    script = "x=0123456789abcdef; while true; do x=$x$x; done"
+    done = kici.run("run", "-l", "pool", "--memory", "48m", "--", "/bin/sh", "-c", script)
+    assert done.returncode != 0
+    kici.settle()
+
+
+def test_a_dockerfile_is_refused_in_words(kici: LabCoordinator) -> None:
+    file = kici.lab.folder / "run.json"
+    file.write_text(
+        json.dumps({"name": "b", "jobs": {"a": {"runsOn": ["pool"], "run": "true", "container": {"dockerfile": "D"}}}})
+    )
+    done = kici.run("submit", str(file))
+    assert done.returncode != 0
+    assert "Dockerfile" in done.stdout + done.stderr
