@@ -48,6 +48,7 @@ from kici.services.job_watch import JobWatch
 from kici.services.launch_failures import LaunchFailures
 from kici.services.log_store import LogStore
 from kici.services.machine_pools import MachinePools
+from kici.services.orphan_sweeper import OrphanSweeper
 from kici.services.pending_scale_sweeper import PendingScaleSweeper
 from kici.services.queue_gauge import QueueGauge
 from kici.services.queue_sweeper import QueueSweeper
@@ -350,6 +351,7 @@ class Coordinator:
         self.elector = Elector(
             store=given.store, clock=given.clock, entropy=given.entropy, instance_id=self.instance_id
         )
+        self.orphans = OrphanSweeper(manager=self.manager, spawns=self.spawns)
         self.heartbeat = InstanceHeartbeat(
             store=given.store,
             clock=given.clock,
@@ -397,6 +399,7 @@ class Coordinator:
         supervisor.service("stale-spawns", self.stale.run)
         supervisor.service("queue-gauge", QueueGauge(store=given.store, clock=given.clock, gauges=self.metrics).run)
         supervisor.service("warm-pools", self.pools.run)
+        supervisor.service("orphans", self.orphans.run)
         supervisor.service("machine-pools", self.machine_pools.run)
         if self.reload is not None:
             supervisor.service("retirement", self.reload.run)
