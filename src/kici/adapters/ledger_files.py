@@ -20,7 +20,7 @@ import msgspec
 
 from kici.adapters import life_locks
 from kici.decide.admit import Cap
-from kici.decide.ledger import EMPTY, Kind, Ledger, Life, Row, living
+from kici.decide.ledger import EMPTY, Kind, Ledger, Life, Outcome, Row, living
 from kici.domain.errors import Misconfigured, Retryable
 from kici.domain.ids import AgentId, InstanceId, Instant
 from kici.domain.resources import Amount
@@ -100,20 +100,20 @@ class LedgerFiles:
             )
         self._alive = alive
 
-    def change(self, pool: str, step: Callable[[Ledger], Ledger]) -> Ledger:
+    def change(self, pool: str, step: Callable[[Ledger], Outcome]) -> Outcome:
         """Forget what is dead, take a step, write it down.  No other process changes the pool meanwhile."""
         with _translated(self.folder), self._locked(pool):
             before = self._read(pool)
-            after = step(living(before, self._life(before)))
-            if after != before:
-                self._write(pool, after)
-            return after
+            outcome = step(living(before, self._life(before)))
+            if outcome.ledger != before:
+                self._write(pool, outcome.ledger)
+            return outcome
 
-    def hold(self, agent_id: AgentId) -> bool:
+    def hold(self, agent_id: AgentId, *, seconds: float = OWN_LOCK_SECONDS) -> bool:
         """Prove from now on that this agent lives.  False: somebody else does."""
         if agent_id not in self._held:
             with _translated(self.folder):
-                descriptor = life_locks.hold(self._agent(agent_id), seconds=OWN_LOCK_SECONDS)
+                descriptor = life_locks.hold(self._agent(agent_id), seconds=seconds)
             if descriptor is None:
                 return False
             self._held[agent_id] = descriptor

@@ -10,14 +10,12 @@ from typing import Final, TypeVar
 
 from kici.adapters.ledger_files import Busy, LedgerFiles
 from kici.decide.admit import Cap
-from kici.decide.ledger import Kind, Ledger, Row, add, declare, only, reserve, without
+from kici.decide.ledger import Kind, Ledger, Outcome, Row, declare, only, reserve, restore, without
 from kici.domain.errors import KiciError, Retryable
-from kici.domain.ids import AgentId, InstanceId
+from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.domain.spawn import Reservation
-from kici.domain.verdict import AtCap
 from kici.kit.finish import finish
 from kici.observe.events import Event, emit
-from kici.ports.ledger import Answer
 
 T = TypeVar("T")
 
@@ -49,8 +47,10 @@ class FileLedger:
     async def refresh(self, pool: str, cap: Cap | None) -> Ledger:
         return await self._change(pool, lambda ledger: declare(ledger, self._me, cap))
 
-    async def try_reserve(self, pool: str, cap: Cap, reservation: Reservation, kind: Kind) -> Answer:
-        return await self._in_turn(pool, partial(self._reserve, pool, cap, self._row(reservation, kind), reservation))
+    async def try_reserve(self, pool: str, cap: Cap, reservation: Reservation, kind: Kind) -> Outcome:
+        return await self._in_turn(
+            pool, partial(self._reserve, pool, cap, self._row(reservation, kind), reservation.scaler)
+        )
 
     async def restore(self, pool: str, held: Mapping[AgentId, tuple[Reservation, Kind]]) -> Ledger:
         rows = [self._row(reservation, kind) for reservation, kind in held.values()]
@@ -92,7 +92,8 @@ class FileLedger:
     # ------------------------------------------------------------------ turns
 
     async def _change(self, pool: str, step: Callable[[Ledger], Ledger]) -> Ledger:
-        return await self._in_turn(pool, partial(self._write, pool, step))
+        outcome = await self._in_turn(pool, lambda: self._write(pool, lambda now: Outcome(ledger=step(now))))
+        return outcome.ledger
 
     async def _in_turn(self, pool: str, work: Callable[[], T]) -> T:
         """Those who stood in line behind one that waited in vain do not wait as long again, one after the other."""
@@ -119,56 +120,37 @@ class FileLedger:
                 emit(Event.LEDGER_OPENED, folder=str(folder))
             return self._opened
 
-    def _write(self, pool: str, step: Callable[[Ledger], Ledger]) -> Ledger:
+    def _write(self, pool: str, step: Callable[[Ledger], Outcome]) -> Outcome:
         """With this step, the releases that are still owed take effect."""
         owed = {agent_id for agent_id, where in self._owed.copy().items() if where == pool}
-        ledger = self._files().change(pool, lambda now: step(without(now, self._me, owed)))
+        outcome = self._files().change(pool, lambda now: step(without(now, self._me, owed)))
         for agent_id in owed:
             self._owed.pop(agent_id, None)
-        return ledger
+        return outcome
 
-    def _reserve(self, pool: str, cap: Cap, row: Row, reservation: Reservation) -> Answer:
+    def _reserve(self, pool: str, cap: Cap, row: Row, scaler: ScalerName) -> Outcome:
         files = self._files()
         if row.kind is Kind.PROCESS and not files.hold(row.agent_id):
             raise Retryable(f"agent id {row.agent_id} is in use on this host; another one is tried with the next spawn")
-        answers: list[AtCap] = []
-
-        def step(now: Ledger) -> Ledger:
-            declared = declare(now, self._me, cap)
-            outcome = reserve(declared, row, pool=pool, scaler=reservation.scaler)
-            if isinstance(outcome, Ledger):
-                return outcome
-            answers.append(outcome)
-            return declared
-
+        is_reserved = False
         try:
-            ledger = self._write(pool, step)
-        except BaseException:
-            files.drop(row.agent_id)
-            raise
-        if answers:
-            files.drop(row.agent_id)
-            return Answer(ledger=ledger, refused=answers[0])
-        return Answer(ledger=ledger)
+            outcome = self._write(pool, lambda now: reserve(now, row, cap=cap, pool=pool, scaler=scaler))
+            is_reserved = outcome.refused is None
+            return outcome
+        finally:
+            if not is_reserved:
+                files.drop(row.agent_id)
 
     def _restore(self, pool: str, rows: list[Row]) -> Ledger:
         files = self._files()
         for row in rows:
             if row.kind is Kind.PROCESS:
-                files.hold(row.agent_id)  # where the agent does so itself, all the better
-
-        def step(now: Ledger) -> Ledger:
-            kept = only(now, self._me, {row.agent_id for row in rows})
-            there = {row.agent_id for row in kept.rows if row.instance_id == self._me}
-            for row in rows:
-                kept = kept if row.agent_id in there else add(kept, row)
-            return kept
-
-        return self._write(pool, step)
+                files.hold(row.agent_id, seconds=0)  # where the agent does so itself, all the better
+        return self._write(pool, lambda now: Outcome(ledger=restore(now, self._me, rows))).ledger
 
     def _release(self, pool: str, agent_id: AgentId) -> Ledger:
         try:
-            return self._write(pool, lambda now: now)
+            return self._write(pool, lambda now: Outcome(ledger=now)).ledger
         finally:
             self._files().drop(agent_id)
 

@@ -8,7 +8,7 @@ Each instance declares its own cap for a pool.  The smallest among those that ru
 less knows of something that the others do not.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -79,6 +79,16 @@ EMPTY: Final = Ledger(caps={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of an attempt to reserve."""
+
+    ledger: Ledger
+    """As it is afterwards."""
+    refused: AtCap | None = None
+    """None: reserved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """What the host tells."""
 
@@ -128,10 +138,25 @@ def add(ledger: Ledger, row: Row) -> Ledger:
     return replace(ledger, rows=(*without(ledger, row.instance_id, {row.agent_id}).rows, row))
 
 
-def reserve(ledger: Ledger, row: Row, *, pool: str, scaler: ScalerName) -> Ledger | AtCap:
-    """With one more row, or why it does not fit.  Reaching the cap exactly is allowed."""
-    others = without(ledger, row.instance_id, {row.agent_id})
-    return refusal(others, row.requests, pool=pool, scaler=scaler) or add(others, row)
+def reserve(ledger: Ledger, row: Row, *, cap: Cap, pool: str, scaler: ScalerName) -> Outcome:
+    """With one more row, or why it does not fit; `cap` is what its instance declares.  Reaching a cap is allowed."""
+    declared = declare(ledger, row.instance_id, cap)
+    others = without(declared, row.instance_id, {row.agent_id})
+    refused = refusal(others, row.requests, pool=pool, scaler=scaler)
+    return Outcome(ledger=add(declared, row)) if refused is None else Outcome(ledger=declared, refused=refused)
+
+
+def restore(ledger: Ledger, instance: InstanceId, rows: Sequence[Row]) -> Ledger:
+    """With these rows of an instance that was started anew, whatever the cap says.
+
+    Of its others only those stay that prove by themselves that they live.
+    """
+    kept = only(ledger, instance, {row.agent_id for row in rows})
+    there = {row.agent_id for row in kept.rows if row.instance_id == instance}
+    for row in rows:
+        if row.agent_id not in there:
+            kept = add(kept, row)
+    return kept
 
 
 def refusal(

@@ -5,26 +5,16 @@ one step that no other coordinator can cut in two.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from kici.decide.admit import Cap
-from kici.decide.ledger import Kind, Ledger
+from kici.decide.ledger import Kind, Ledger, Outcome
 from kici.domain.ids import AgentId
 from kici.domain.spawn import Reservation
-from kici.domain.verdict import AtCap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    ledger: Ledger
-    """As it is afterwards, without what is dead."""
-    refused: AtCap | None = None
-    """None: reserved."""
 
 
 class MachineLedger(Protocol):
-    """As one instance sees it.  While the instance is used, it counts as running.
+    """As one instance sees it.  Once it was used, the instance counts as running.  What is dead shows in no answer.
 
     Every call raises `Retryable` when the shared place cannot be locked or written in time, `Misconfigured` when
     it cannot be used as it is; then nothing was changed.
@@ -34,7 +24,7 @@ class MachineLedger(Protocol):
         """Declare this cap (None: we share the pool no longer), and forget what is dead."""
         ...
 
-    async def try_reserve(self, pool: str, cap: Cap, reservation: Reservation, kind: Kind) -> Answer:
+    async def try_reserve(self, pool: str, cap: Cap, reservation: Reservation, kind: Kind) -> Outcome:
         """Take what a spawn requests, if it fits under the cap in force, ours being `cap`.
 
         From then on the agent is proven alive by us, and a process to which `descriptor` is handed goes on
