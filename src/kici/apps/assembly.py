@@ -422,6 +422,7 @@ class Coordinator:
         """Take over the scalers files as they are now."""
         if self.reload is None:
             return ReloadReport(outcome="rejected", problems=("this coordinator was started without scalers files",))
+        self.orphans.nudge()
         report = await self.reload.reload()
         await self.machine_pools.tick()
         return report
