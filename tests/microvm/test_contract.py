@@ -2,6 +2,7 @@
 
 import pytest
 from tests.microvm.fake_bench import fake_microvms
+from tests.microvm.real_bench import real_microvms
 
 from kici.testing.contracts.backend import CASES, Case
 from kici.testing.virtual_time import virtual
@@ -14,4 +15,12 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @virtual
 async def test_microvms_on_a_host_in_memory(case: Case) -> None:
     async with fake_microvms() as bench:
+        await case(bench)
+
+
+@pytest.mark.engine("firecracker")
+@pytest.mark.spec("scaler 7.2")
+@cases
+async def test_microvms_by_real_firecracker(case: Case) -> None:
+    async with real_microvms() as bench:
         await case(bench)

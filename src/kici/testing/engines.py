@@ -5,6 +5,7 @@ A test says `@pytest.mark.engine("postgres")`.  Where the engine is absent it is
 """
 
 import os
+import platform
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -66,10 +67,44 @@ def _docker() -> str | None:
     return f"install {' '.join(sorted(absent))}" if absent else None
 
 
+_VM_NETWORK_NEEDS: Final = {"nft": "nftables", "ip": "iproute2", "nsenter": "util-linux", "mkfs.ext4": "e2fsprogs"}
+
+
+def _microvm_host(**more: str) -> str | None:
+    """Tests make a host of microVMs in a network namespace of their own.  `more`: programs and their packages."""
+    if os.geteuid() != 0:
+        return "only root can make a host of microVMs in a network namespace"
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    wanted = {**_VM_NETWORK_NEEDS, **more}
+    absent = [package for program, package in wanted.items() if shutil.which(program, path=path) is None]
+    if absent:
+        return f"install {' '.join(sorted(set(absent)))}"
+    return None if Path("/dev/net/tun").exists() else "there is no /dev/net/tun"
+
+
+def _firecracker() -> str | None:
+    """The programs themselves are fetched by the tests; the guest is compiled."""
+    if platform.machine() != "x86_64":
+        return f"the programs that tests fetch are for x86_64, not {platform.machine()}"
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return "/dev/kvm is not there, or not for us"
+    return _microvm_host(gcc="gcc")
+
+
+def _qemu() -> str | None:
+    """Kernel and root file system of the guest are made by the tests from Debian packages."""
+    if platform.machine() != "x86_64":
+        return f"the guest of the tests is for x86_64, not {platform.machine()}"
+    more = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "dpkg-deb": "dpkg", "lz4": "lz4"}
+    return _microvm_host(**more)
+
+
 _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "cgroups": _cgroups,
     "docker": _docker,
+    "firecracker": _firecracker,
     "postgres": _postgres,
+    "qemu": _qemu,
     "systemd": _systemd,
 }
 ENGINES: Final = tuple(sorted(_PROBES))

@@ -100,7 +100,7 @@ class Console:
         for line in lines:
             if source == SERIAL:
                 self._last.append(line)
-            level = logging.ERROR if is_alarming(line) else logging.DEBUG if source == SERIAL else logging.WARNING
+            level = logging.ERROR if is_alarming(line) else logging.DEBUG if source == SERIAL else logging.INFO
             if log.isEnabledFor(level):
                 fields = {"agent_id": self._agent_id, "logs_source": source, "line": line}
                 log.log(level, "vm.console", extra={"kici": fields})
