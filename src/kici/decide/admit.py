@@ -9,7 +9,7 @@ Usage is exact: cpus are whole millionths, so that adding and taking away in any
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -74,6 +74,10 @@ class Usage:
             cpu_micros=self.cpu_micros + _micros(amount.cpus),
             memory_bytes=self.memory_bytes + amount.memory_bytes,
         )
+
+    def with_others(self, agents: int) -> "Usage":
+        """Beside agents that exist without a reservation."""
+        return replace(self, agents=self.agents + agents) if agents else self
 
     def minus(self, amount: Amount) -> "Usage":
         """Never below zero."""

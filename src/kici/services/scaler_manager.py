@@ -5,17 +5,19 @@ in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kici.decide.admit import Active, Book, admit, is_burst_refusal
 from kici.decide.entries import Routable
-from kici.domain.ids import AgentId, ClassId, JobId
+from kici.decide.fallback import SCALERS_MAX, is_refusal, spokesman, verdict_of
+from kici.decide.prune import EVENT
+from kici.domain.ids import AgentId, ClassId, JobId, ScalerName
 from kici.domain.job import Demand, Job
 from kici.domain.resources import UNDECLARED, ResourceRequest
 from kici.domain.scale import AtCapacity, Failed, NoBackend, ScaleAnswer, Skipped, Spawning
 from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
-from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting
+from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting, Verdict
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -60,6 +62,10 @@ class ScalerManager:
         self._on_refusal = on_refusal
         self.foreign_gone: Callable[[AgentId, ScaleDownReason], None] = lambda agent_id, reason: None
         """Told of an agent that is gone and that this instance did not make."""
+        self.provision_overdue: Callable[[TrackedSpawn, str], None] = self._spawner.never_came
+        """Set by the composition root: an event spawn whose agent did not come in time."""
+        self.adopted: Callable[[Spawn], None] = lambda spawn: None
+        """Set by the composition root: an agent of an event scaler registered here, whoever asked for it."""
         self.retry_later: Callable[[int], None] = lambda after_ms: None
         """Set by the composition root: told when a refused request may be made again."""
 
@@ -93,16 +99,24 @@ class ScalerManager:
         serving = self._spawns.serving(job.id)
         if serving is not None:
             return Spawning(agent_id=serving.agent_id, backend_type=serving.spawn.backend_type)
-        choice = self._choose(job.demand)
-        if not isinstance(choice, Choice):
-            self._refused.add(job.class_id)
-            self._count(choice, job.id)
-            return choice
-        answer = await self._spawner.start(choice, job)
-        if isinstance(answer, AtCapacity):
+        answer = await self._ask(job)
+        if not isinstance(answer, Spawning | Failed):
             self._refused.add(job.class_id)
             self._count(answer, job.id)
         return answer
+
+    async def _ask(self, job: Job) -> ScaleAnswer:
+        """Ask one matching scaler after the other, the best first, until one does not refuse."""
+        refusals: list[ScaleAnswer] = []
+        for choice in self._choices(job.demand):
+            answer = await self._spawner.start(choice, job) if isinstance(choice, Choice) else choice
+            if not is_refusal(answer):
+                return answer
+            refusals.append(answer)
+            serving = self._spawns.serving(job.id)
+            if serving is not None:  # somebody else was faster
+                return Spawning(agent_id=serving.agent_id, backend_type=serving.spawn.backend_type)
+        return spokesman(refusals)
 
     async def warm(self, routable: Routable) -> ScaleAnswer:
         """Make an agent without a job, of the shape that its label set declares."""
@@ -116,19 +130,49 @@ class ScalerManager:
         return answer
 
     def _choose(self, demand: Demand) -> Choice | ScaleAnswer:
-        """The label set that serves a demand, if it may start one more agent now."""
+        """The best label set that serves a demand and may start one more agent now, or why there is none."""
+        refusals: list[ScaleAnswer] = []
+        for choice in self._choices(demand):
+            if isinstance(choice, Choice):
+                return choice
+            refusals.append(choice)
+        return spokesman(refusals)
+
+    def _choices(self, demand: Demand) -> Iterator[Choice | ScaleAnswer]:
+        """What each matching scaler says, the best first; at least one answer."""
         if self._drain.closed:
-            return Skipped(verdict=Draining())
-        routable = self.fleet.router.match(demand)
-        if routable is None:
-            return NoBackend(
+            yield Skipped(verdict=Draining())
+            return
+        best = self.fleet.router.match(demand)
+        if best is None:
+            yield NoBackend(
                 verdict=NoScalerMatches(
                     labels=tuple(sorted(demand.labels)),
                     exclude=tuple(sorted(demand.exclude)),
                     nearest=self.fleet.router.explain_mismatch(demand),
                 )
             )
-        return self._admit(routable, demand.resources)
+            return
+        yield self._admit(best, demand.resources)
+        asked = {best.scaler}
+        for routable in self.fleet.router.candidates(demand):
+            if routable.scaler not in asked:
+                asked.add(routable.scaler)
+                yield self._admit(routable, demand.resources)
+                if len(asked) == SCALERS_MAX:
+                    return
+
+    def refusals(self, demand: Demand, *, before: ScalerName | None = None) -> list[Verdict]:
+        """Why matching scalers make no agent for such a job now; `before`: only those that are asked before it."""
+        found: list[Verdict] = []
+        for choice in self._choices(demand):
+            if isinstance(choice, Choice):
+                break
+            verdict = verdict_of(choice)
+            if verdict is None or (before is not None and getattr(verdict, "scaler", None) == before):
+                break
+            found.append(verdict)
+        return found
 
     def _admit(self, routable: Routable, resources: ResourceRequest) -> Choice | ScaleAnswer:
         """Whether this label set may start one more agent now."""
@@ -143,7 +187,8 @@ class ScalerManager:
             return Failed(error=f"scaler {routable.scaler}: {error}")
         runtime = self.fleet.runtimes[routable.scaler]
         active = Active(here=runtime.backend.active_count(), total=self.fleet.active_total())
-        here, total = self._book.of(runtime.name), self._book.total
+        here = self._book.of(runtime.name).with_others(self._spawns.resisting(runtime.name))
+        total = self._book.total.with_others(self._spawns.resisting())
         refused = admit(
             shape.requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active
         )
@@ -166,7 +211,14 @@ class ScalerManager:
 
     def never_came(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
-        self._spawner.never_came(tracked, text)
+        if tracked.spawn.backend_type == EVENT:
+            self.provision_overdue(tracked, text)
+        else:
+            self._spawner.never_came(tracked, text)
+
+    def provision_failed(self, tracked: TrackedSpawn, text: str) -> None:
+        """The machine of an event spawn will not come."""
+        self._spawner.provision_failed(tracked, text)
 
     def record_of(self, agent_id: AgentId) -> Spawn | None:
         """The spawn of an agent that this instance made, in whatever state."""

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kici.domain.ids import AgentId, Instant, JobId
+from kici.domain.ids import AgentId, Instant, JobId, ScalerName
 from kici.domain.spawn import SERVING, Spawn, SpawnState
 from kici.services.scaler_runtime import ScalerRuntime
 
@@ -43,6 +43,7 @@ class SpawnBook:
     def __init__(self) -> None:
         self._spawns: dict[AgentId, TrackedSpawn] = {}
         self._serving: dict[JobId, AgentId] = {}
+        self._resisting: dict[AgentId, ScalerName] = {}
 
     def __iter__(self) -> Iterator[TrackedSpawn]:
         return iter(list(self._spawns.values()))
@@ -73,6 +74,18 @@ class SpawnBook:
         """It serves its job no longer."""
         tracked.spawn = replace(tracked.spawn, state=SpawnState.ENDING, end_reason=reason)
         self._unserve(tracked)
+
+    def resists(self, tracked: TrackedSpawn) -> None:
+        """Its end could not be confirmed: it holds no reservation any more, and still counts as an agent."""
+        self._resisting[tracked.agent_id] = tracked.runtime.name
+
+    def yields(self, tracked: TrackedSpawn) -> None:
+        """Its compute is known to be gone."""
+        self._resisting.pop(tracked.agent_id, None)
+
+    def resisting(self, scaler: ScalerName | None = None) -> int:
+        """How many computes, of one scaler or of all, exist without a reservation."""
+        return sum(scaler in (None, name) for name in self._resisting.values())
 
     def remove(self, tracked: TrackedSpawn) -> None:
         if self._spawns.get(tracked.agent_id) is tracked:

@@ -12,11 +12,12 @@ from typing import Final
 
 from kici.decide.admit import Book
 from kici.domain.errors import StoreDown
-from kici.domain.ids import AgentId, JobId
+from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.spawn import SERVING, ScaleDownReason
 from kici.kit.backoff import exponential
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
+from kici.ports.backend import ForgettingBackend
 from kici.ports.clock import Clock
 from kici.ports.store import JobStore, SpawnStore
 from kici.services.machine_pools import MachinePools
@@ -37,7 +38,9 @@ class Teardown:
         spawns: SpawnBook,
         supervisor: Supervisor,
         clock: Clock,
+        instance_id: InstanceId,
     ) -> None:
+        self._instance_id = instance_id
         self._store = store
         self._jobs = jobs
         self._book = book
@@ -85,6 +88,20 @@ class Teardown:
             self.closing(tracked.agent_id)
         return takes
 
+    async def forget(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None, ends: bool) -> None:
+        """Somebody else ends its compute: drop it here, and (`ends`) let its job be served by another."""
+        if not self._takes(tracked):
+            return
+        if ends:
+            await self._free_job(tracked, reason, error)
+        await self._stop_spawning(tracked)
+        if isinstance(tracked.runtime.backend, ForgettingBackend):
+            tracked.runtime.backend.forget(tracked.agent_id)
+        await self._machine_pools.release(tracked.spawn.machine_pool, tracked.agent_id)
+        self._release(tracked)
+        self._spawns.remove(tracked)
+        self.all_gone()
+
     async def _all(self, tracked: TrackedSpawn, reason: ScaleDownReason, error: str | None) -> None:
         await self._free_job(tracked, reason, error)
         await self._rest(tracked, reason)
@@ -95,7 +112,9 @@ class Teardown:
         if error is not None and job_id is not None and not await self._tells(job_id, error):
             self._supervisor.start(f"tell.{tracked.agent_id}", self._tell(job_id, error))
         try:
-            await self._store.end_spawn(tracked.agent_id, reason=error or reason, from_states=SERVING)
+            await self._store.end_spawn(
+                tracked.agent_id, reason=error or reason, from_states=SERVING, by=self._instance_id
+            )
         except StoreDown as failure:
             emit(Event.STORE_DOWN, agent_id=tracked.agent_id, error=str(failure))
         self._spawns.ending(tracked, reason)
@@ -144,6 +163,7 @@ class Teardown:
             attempt += 1
             try:
                 await tracked.runtime.backend.destroy(tracked.agent_id, reason)
+                self._spawns.yields(tracked)
                 return
             except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises, the compute is there
                 delay = exponential(attempt, base=RETRY_SECONDS, maximum=RETRY_SECONDS_MAX)
@@ -154,11 +174,12 @@ class Teardown:
                     error=str(error) or repr(error),
                     retry_seconds=delay,
                 )
+            self._spawns.resists(tracked)
             self._release(tracked)
             await self._clock.sleep(delay)
 
     def _release(self, tracked: TrackedSpawn) -> None:
-        """Give the reservation back.  A compute that could not be ended still counts, as active in its backend."""
+        """Give the reservation back."""
         if self._book.release(tracked.agent_id) is not None:
             self.capacity_freed()
 
