@@ -108,7 +108,7 @@ class Chaos:
         jump_ms = self._entropy.choice(JUMPS_MS)
         self._world.trace.tell(f"wall time jumps by {jump_ms / 1000:g} s", WORLD)
         self._world.trace.count("clock jump")
-        self._world.clock.skew_ms += jump_ms
+        self._world.jump(jump_ms)
 
     async def _crash(self) -> None:
         agent = self._any(self._world.statics())

@@ -284,7 +284,7 @@ class Checkers:
         assert isinstance(message, JobStatusAck), message
         job = self._ledger.jobs[JobId(message.job_id)]
         self._trace.tell("hears that its report was taken", agent.agent_id, job.job_id)
-        is_settled = job.status in TERMINAL or job.agent_id != agent.agent_id
+        is_settled = job.status not in STARTED or job.agent_id != agent.agent_id
         self._check(is_settled, f"a report was taken, and the job is {job.status}", agent.agent_id, job.job_id)
 
     # ------------------------------------------------------------------ machines

@@ -72,7 +72,7 @@ class SimCoordinator:
         self._task: asyncio.Task[None] | None = None
         self._stopping: asyncio.Event | None = None
         self._keeps_agents = False
-        self._supervisor: Supervisor | None = None
+        self._gateway: Supervisor | None = None
         self._context = contextvars.copy_context()
         self._runs = 0
         self._down_seconds = 0.0
@@ -84,9 +84,9 @@ class SimCoordinator:
         return self.program is not None and self._life.is_alive and not self.program.drain.stopping
 
     @property
-    def supervisor(self) -> Supervisor:
-        assert self._supervisor is not None
-        return self._supervisor
+    def gateway(self) -> Supervisor:
+        assert self._gateway is not None
+        return self._gateway
 
     async def keep_running(self) -> None:
         """Start it, and start it again whenever it ended.  Leave by cancellation."""
@@ -129,13 +129,13 @@ class SimCoordinator:
         if not self.is_up or self.program is None:
             raise ConnectionError(f"{self.name} cannot be reached")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._context.copy().run(self.supervisor.start, "request", _answer(work(self.program), answer))
+        self._context.copy().run(self.gateway.start, "request", _answer(work(self.program), answer))
         return await answer
 
     def accept(self, end: SimEnd) -> None:
         """An agent connects."""
         assert self.program is not None
-        self._context.copy().run(self.supervisor.start, f"link.{end.remote}", self._serve(end))
+        self._context.copy().run(self.gateway.start, f"link.{end.remote}", self._serve(end))
 
     async def _read(self) -> ScalersConfig:
         """The scalers files as they are now."""
@@ -150,24 +150,30 @@ class SimCoordinator:
         self._machine.trace.tell(f"{life.name} starts", WORLD)
         try:
             async with Supervisor("coordinator") as supervisor:
-                self._supervisor = supervisor
                 program = self._program(life, supervisor)
                 await program.recover()
-                self.program = program
-                self._machine.network.listeners[self.url] = self
-                await program.start()
-                self._machine.trace.tell(f"{life.name} is up", WORLD)
-                await self._stopping.wait()
-                await program.shutdown(keep_agents=self._keeps_agents)
-                self.program = None
+                async with Supervisor("gateway") as self._gateway:
+                    await self._listen(program, self._stopping)
         except StoreDown as error:
             self._machine.trace.tell(f"{life.name} cannot start: {error}", WORLD)
             self._machine.trace.count("coordinator could not start")
         finally:
-            self.program = None
             life.is_alive = False
             self._machine.network.cut_off(self.url)
         self._machine.trace.tell(f"{life.name} is down", WORLD)
+
+    async def _listen(self, program: Coordinator, stopping: asyncio.Event) -> None:
+        """From when agents and clients are let in until the end."""
+        try:
+            self.program = program
+            self._machine.network.listeners[self.url] = self
+            await program.start()
+            self._machine.trace.tell(f"{self._life.name} is up", WORLD)
+            await stopping.wait()
+            await program.shutdown(keep_agents=self._keeps_agents)
+        finally:
+            self.program = None
+            self._machine.network.listeners.pop(self.url, None)
 
     def _program(self, life: Life, supervisor: Supervisor) -> Coordinator:
         machine = self._machine
@@ -220,9 +226,10 @@ class SimCoordinator:
 
     async def _serve(self, end: SimEnd) -> None:
         """One connection, as the gateway serves it."""
-        if self.program is None:
+        program = self.program
+        if program is None:
             return
-        session = self.program.sessions.connected(end)
+        session = program.sessions.connected(end)
         code = ABNORMAL
         try:
             while True:

@@ -27,7 +27,7 @@ REUSED_JOBS: Final = 3
 
 
 def scalers(plan: Plan) -> ScalersConfig:
-    """A plain scaler with caps, one behind a gate, one whose agents take several jobs, and a small one."""
+    """A plain scaler with caps, one behind a gate, one that reuses agents, one for a warm pool, and a small one."""
     share = max(1, plan.agents_max // 3)
     return ScalersConfig(
         global_max_agents=plan.agents_max,
@@ -59,6 +59,14 @@ def scalers(plan: Plan) -> ScalersConfig:
                 reuse=Reuse(idle_seconds=8.0, max_jobs=REUSED_JOBS),
             ),
             ScalerEntry(
+                name=ScalerName("quick"),
+                type=BackendType.BARE_METAL,
+                max_agents=share + 1,
+                label_sets=(
+                    LabelSet(labels=("linux", "quick"), resources=ResourceRequest(requests=Ask(cpus=1, memory="1g"))),
+                ),
+            ),
+            ScalerEntry(
                 name=ScalerName("single"),
                 type=BackendType.BARE_METAL,
                 max_agents=1,
@@ -69,9 +77,10 @@ def scalers(plan: Plan) -> ScalersConfig:
 
 
 def with_pool(config: ScalersConfig, size: int) -> ScalersConfig:
-    """The same with a warm pool of the plain scaler's small agents."""
-    pool = WarmPool(enabled=True, size=size, idle_timeout_seconds=20.0)
-    return _changed(config, "plain", warm_pool=pool)
+    """The same with a warm pool, which never takes all that its scaler may make."""
+    most = max((entry.max_agents - 1 for entry in config.scalers if entry.name == "quick"), default=0)
+    pool = WarmPool(enabled=True, size=min(size, most), idle_timeout_seconds=20.0)
+    return _changed(config, "quick", warm_pool=pool)
 
 
 def edited(config: ScalersConfig, entropy: SeededEntropy) -> ScalersConfig:

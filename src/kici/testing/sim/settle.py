@@ -22,7 +22,7 @@ class Settlement:
 
     async def come_to_rest(self) -> None:
         loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._world.plan.settle_seconds
+        ends_at = loop.time() + self._world.plan.settle_seconds + self._world.set_back_seconds
         while unrest := self._unrest():
             if loop.time() >= ends_at:
                 what, objects = unrest
@@ -32,7 +32,7 @@ class Settlement:
 
     async def empty_pools(self) -> None:
         """The last reload of all: the pools are closed, and what was kept warm goes."""
-        await self._world.reload(scalers(self._world.plan))
+        await self._world.reload_surely(scalers(self._world.plan))
 
     async def shut_down(self) -> None:
         """An orderly end takes bounded time and leaves no row of this instance."""

@@ -53,6 +53,8 @@ KINDS: Final = (
     Kind(2, ("large",), resources=_ask(cpus=4)),
     Kind(3, ("linux", "gpu")),
     Kind(5, ("linux", "again")),
+    Kind(4, ("linux", "quick")),
+    Kind(1, ("linux", "quick"), resources=_ask(cpus=2)),
     Kind(2, ("linux", "rare")),
     Kind(2, ("metal",)),
     Kind(1, ("metal", "heavy"), queue_seconds=120),

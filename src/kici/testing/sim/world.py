@@ -149,6 +149,7 @@ class World:
         )
         self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.coordinator)
         self._well_seconds = 0.0
+        self._skew_ms_max = 0
         self._tokens = Tokens(store=self.store, clock=self.clock, entropy=entropy.fork("tokens"))
         self._static: dict[AgentId, SimAgent] = {}
         self._static_settings: dict[AgentId, AgentSettings] = {}
@@ -169,16 +170,31 @@ class World:
     def agents(self) -> list[SimAgent]:
         return [*self.statics(), *(agent for agent in self.host.agents.values() if agent.is_alive)]
 
-    async def reload(self, config: ScalersConfig) -> None:
-        """Change the scalers files and have them taken over."""
+    def jump(self, ms: int) -> None:
+        """Wall time jumps.  What waits for a moment that was set before waits so much longer."""
+        self.clock.skew_ms += ms
+        self._skew_ms_max = max(self._skew_ms_max, self.clock.skew_ms)
+
+    @property
+    def set_back_seconds(self) -> float:
+        """How far wall time is behind what it has shown before."""
+        return (self._skew_ms_max - self.clock.skew_ms) / 1000
+
+    async def reload(self, config: ScalersConfig) -> bool:
+        """Change the scalers files and have them taken over.  Whether they were."""
         self.files.config = config
         self._note_caps()
         try:
             report = await self.coordinator.ask(lambda it: it.reload_scalers())
         except ConnectionError:
-            return
+            return False
         self.trace.tell(f"reload: {report}", WORLD)
         self.trace.count(f"reload {report.outcome}")
+        return report.outcome != "rejected"
+
+    async def reload_surely(self, config: ScalersConfig) -> None:
+        while not await self.reload(config):  # noqa: ASYNC110 - it knows no simulation that it could tell
+            await asyncio.sleep(1)
 
     def _note_caps(self) -> None:
         """A cap is exceeded if it would have been at any time: a lower one ends nothing that runs."""
@@ -233,7 +249,7 @@ class World:
             await self._chaos()
             self._end_faults()
             settlement = Settlement(self)
-            await self.reload(self._first_config)
+            await self.reload_surely(self._first_config)
             await settlement.come_to_rest()
             if self.plan.warm_agents:
                 await settlement.empty_pools()
