@@ -4,7 +4,7 @@ Memory only; what the cluster knows is in `agent_sessions`.  Looking for an idle
 different kinds of idle agents, not as many as there are agents: agents of one shape are interchangeable.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -15,6 +15,7 @@ from kici.domain.job import Demand, Job
 from kici.domain.spawn import Spawn
 from kici.wire.messages import Message
 
+DEMANDS_REMEMBERED_MAX: Final = 2000
 FIT_MEMO_MAX: Final = 100_000
 CLAIMING: Final = JobId("(claiming)")
 """Holds a slot while the store is asked for the oldest job: which one is not known yet."""
@@ -84,14 +85,27 @@ def shape_without_host(shape: AgentShape) -> AgentShape:
     return replace(shape, labels=frozenset(label for label in shape.labels if not label.startswith(_HOST)))
 
 
+class Kind:
+    """The connected agents of one shape, and those of them that are idle."""
+
+    __slots__ = ("agents", "idle", "shape")
+
+    def __init__(self, shape: AgentShape) -> None:
+        self.shape = shape
+        self.agents: dict[AgentId, ConnectedAgent] = {}
+        self.idle: dict[AgentId, ConnectedAgent] = {}
+
+
 class AgentRegistry:
     """Index of connected agents by shape.  All methods are synchronous."""
 
     def __init__(self) -> None:
         self._agents: dict[AgentId, ConnectedAgent] = {}
-        self._idle: dict[AgentShape, dict[AgentId, ConnectedAgent]] = {}
-        self._kinds: dict[AgentShape, dict[AgentId, ConnectedAgent]] = {}
-        self._fits: dict[tuple[AgentShape, Demand], bool] = {}
+        self._kinds: dict[AgentShape, Kind] = {}
+        self._idle: dict[Kind, None] = {}
+        """Kinds with an idle agent, in the order in which they got one."""
+        self._fits: dict[Demand, dict[Kind, bool]] = {}
+        """Remembered answers of `class_fits`: a demand is looked up once, then kinds by identity."""
 
     def __len__(self) -> int:
         return len(self._agents)
@@ -106,7 +120,10 @@ class AgentRegistry:
         """Enter an agent; one of the same id is replaced."""
         self._forget(self._agents.get(agent.agent_id))
         self._agents[agent.agent_id] = agent
-        self._kinds.setdefault(agent.shape, {})[agent.agent_id] = agent
+        kind = self._kinds.get(agent.shape)
+        if kind is None:
+            kind = self._kinds[agent.shape] = Kind(agent.shape)
+        kind.agents[agent.agent_id] = agent
         self.refresh(agent)
 
     def remove(self, agent_id: AgentId, connection_id: ConnectionId) -> ConnectedAgent | None:
@@ -121,13 +138,12 @@ class AgentRegistry:
         """Call after a change of its jobs, slots or draining.  One that was replaced or removed changes nothing."""
         if self._agents.get(agent.agent_id) is not agent:
             return
-        kind = self._idle.setdefault(agent.shape, {})
+        kind = self._kinds[agent.shape]
         if agent.is_free:
-            kind[agent.agent_id] = agent
+            kind.idle[agent.agent_id] = agent
+            self._idle[kind] = None
         else:
-            kind.pop(agent.agent_id, None)
-        if not kind:
-            del self._idle[agent.shape]
+            self._is_not_idle(kind, agent.agent_id)
 
     def close(self, agent_id: AgentId) -> None:
         """Give an agent no further job."""
@@ -138,28 +154,19 @@ class AgentRegistry:
 
     def take_idle(self, demand: Demand, job_id: JobId) -> ConnectedAgent | None:
         """Give `job_id` a slot of an idle agent that fits `demand`: the one that has been idle longest."""
-        for shape, agents in self._idle.items():
-            if not self.fits(shape, demand):
-                continue
-            for agent in agents.values():
-                if _host_fits(agent, demand):
-                    self.give(agent, job_id)
-                    return agent
-        return None
+        agent = next(self._idle_for(demand), None)
+        if agent is not None:
+            self.give(agent, job_id)
+        return agent
 
     def has_idle(self, demand: Demand) -> bool:
-        return any(
-            self.fits(shape, demand) and any(_host_fits(agent, demand) for agent in agents.values())
-            for shape, agents in self._idle.items()
-        )
+        return next(self._idle_for(demand), None) is not None
 
     def ready(self, demand: Demand) -> int:
         """How many idle agents could take such a job now."""
-        return sum(
-            sum(1 for agent in agents.values() if _host_fits(agent, demand))
-            for shape, agents in self._idle.items()
-            if self.fits(shape, demand)
-        )
+        if _names_host(demand):
+            return sum(1 for _ in self._idle_for(demand))
+        return sum(len(kind.idle) for kind in self._fitting(self._idle, demand))
 
     def give(self, agent: ConnectedAgent, job_id: JobId) -> None:
         """Take a slot for a job.  Its row is entered when the claim is known."""
@@ -183,18 +190,10 @@ class AgentRegistry:
 
     def serving(self, demand: Demand) -> int:
         """How many connected agents could take such a job, sooner or later."""
-        return sum(
-            sum(1 for agent in agents.values() if agent.may_serve and _host_fits(agent, demand))
-            for shape, agents in self._kinds.items()
-            if self.fits(shape, demand)
-        )
+        return sum(1 for _ in self._serving(demand))
 
     def could_serve(self, demand: Demand) -> bool:
-        return any(
-            any(agent.may_serve and _host_fits(agent, demand) for agent in agents.values())
-            for shape, agents in self._kinds.items()
-            if self.fits(shape, demand)
-        )
+        return next(self._serving(demand), None) is not None
 
     def accepts(self, agent: ConnectedAgent, demand: Demand) -> bool:
         """Whether this agent, busy or not, can take a job of this demand that it was not made for."""
@@ -202,28 +201,62 @@ class AgentRegistry:
 
     def fits(self, shape: AgentShape, demand: Demand) -> bool:
         """`class_fits`, remembered.  Demands that name a host are judged for the rest of their labels."""
-        key = (shape, demand)
-        known = self._fits.get(key)
+        kind = self._kinds.get(shape)
+        if kind is None:
+            return class_fits(shape, _without_host(demand)) is None
+        return bool(self._fitting((kind,), demand))
+
+    def _idle_for(self, demand: Demand) -> Iterator[ConnectedAgent]:
+        for kind in self._fitting(self._idle, demand):
+            for agent in kind.idle.values():
+                if _host_fits(agent, demand):
+                    yield agent
+
+    def _serving(self, demand: Demand) -> Iterator[ConnectedAgent]:
+        for kind in self._fitting(self._kinds.values(), demand):
+            for agent in kind.agents.values():
+                if agent.may_serve and _host_fits(agent, demand):
+                    yield agent
+
+    def _fitting(self, kinds: Iterable[Kind], demand: Demand) -> list[Kind]:
+        known = self._fits.get(demand)
         if known is None:
-            if len(self._fits) >= FIT_MEMO_MAX:
+            if len(self._fits) >= DEMANDS_REMEMBERED_MAX:
                 self._fits.clear()
-            known = self._fits[key] = class_fits(shape, _without_host(demand)) is None
-        return known
+            known = self._fits[demand] = {}
+        found = []
+        for kind in kinds:
+            fits = known.get(kind)
+            if fits is None:
+                fits = known[kind] = class_fits(kind.shape, _without_host(demand)) is None
+            if fits:
+                found.append(kind)
+        return found
+
+    def _is_not_idle(self, kind: Kind, agent_id: AgentId) -> None:
+        kind.idle.pop(agent_id, None)
+        if not kind.idle:
+            self._idle.pop(kind, None)
 
     def _forget(self, agent: ConnectedAgent | None) -> None:
         if agent is None:
             return
         del self._agents[agent.agent_id]
-        for index in (self._idle, self._kinds):
-            kind = index.get(agent.shape)
-            if kind is not None:
-                kind.pop(agent.agent_id, None)
-                if not kind:
-                    del index[agent.shape]
+        kind = self._kinds[agent.shape]
+        kind.agents.pop(agent.agent_id, None)
+        self._is_not_idle(kind, agent.agent_id)
+        if not kind.agents:
+            del self._kinds[agent.shape]
+            for known in self._fits.values():
+                known.pop(kind, None)
+
+
+def _names_host(demand: Demand) -> bool:
+    return any(label.startswith(_HOST) for label in demand.labels | demand.exclude)
 
 
 def _without_host(demand: Demand) -> Demand:
-    if not any(label.startswith(_HOST) for label in demand.labels | demand.exclude):
+    if not _names_host(demand):
         return demand
     return replace(
         demand,

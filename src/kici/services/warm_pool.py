@@ -5,7 +5,9 @@ What is in flight is read off the spawns under way, so no counter can be forgott
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Never, Protocol
 
 from kici.decide.admit import Book
@@ -82,13 +84,12 @@ class WarmPoolManager:
 
     def configure(self, pools: Sequence[Pool]) -> None:
         """Take over the pools of a reload: what is above a new size, or of no pool any more, goes at once."""
-        now_kept = {(pool.scaler, pool.key): pool for pool in pools}
-        for old in self._pools:
-            kept = now_kept.get((old.scaler, old.key))
-            self._let_go(kept or _emptied(old), at_once=True)
-            if kept is None:
-                self._gauges.pool_gone(old.scaler, old.key)
+        kept = {(pool.scaler, pool.key) for pool in pools}
+        for pool in self._pools:
+            if (pool.scaler, pool.key) not in kept:
+                self._gauges.pool_gone(pool.scaler, pool.key)
         self._pools = list(pools)
+        self._let_go(at_once=True)
         self._show()
         self._ticker.nudge()
 
@@ -98,9 +99,7 @@ class WarmPoolManager:
             return 0
         self._is_running = True
         try:
-            self._let_strays_go()
-            for pool in self._pools:
-                self._let_go(pool, at_once=False)
+            self._let_go(at_once=False)
             started = 0
             for pool, count in fill(self._states(), self._budgets(), total=self._room()):
                 started += await self._start(pool, count)
@@ -124,22 +123,27 @@ class WarmPoolManager:
             self._gauges.warm_spawned(pool.scaler)
         return count
 
-    def _let_strays_go(self) -> None:
-        """Idle warm agents of no pool: they were being made when a reload took their pool away."""
+    def _let_go(self, *, at_once: bool) -> None:
+        """Let surplus agents go, and all of those that belong to no pool any more."""
+        pools = {(pool.scaler, pool.key): pool for pool in self._pools}
+        for place, idle in self._idle().items():
+            pool = pools.get(place)
+            if pool is None:
+                going = [agent.agent_id for agent in idle]
+            else:
+                going = surplus(pool, idle, now=self._clock.now(), at_once=at_once)
+            for agent_id in going:
+                self._reap(agent_id, place[0])
+
+    def _idle(self) -> dict[tuple[ScalerName, str], list[IdleAgent]]:
+        """Warm agents without a job, by the pool that they were made for."""
+        idle: dict[tuple[ScalerName, str], list[IdleAgent]] = {}
         for agent in self._registry:
             spawn = agent.spawn
-            is_idle_warm = spawn is not None and spawn.bound_job_id is None and agent.is_free
-            if spawn is not None and is_idle_warm and not any(_is_idle_of(agent, pool) for pool in self._pools):
-                self._reap(agent.agent_id, spawn.scaler)
-
-    def _let_go(self, pool: Pool, *, at_once: bool) -> None:
-        idle = [
-            IdleAgent(agent_id=agent.agent_id, registered_at=agent.registered_at)
-            for agent in self._registry
-            if _is_idle_of(agent, pool)
-        ]
-        for agent_id in surplus(pool, idle, now=self._clock.now(), at_once=at_once):
-            self._reap(agent_id, pool.scaler)
+            if spawn is not None and spawn.bound_job_id is None and agent.is_free:
+                here = IdleAgent(agent_id=agent.agent_id, registered_at=agent.registered_at)
+                idle.setdefault((spawn.scaler, _key(spawn.label_set)), []).append(here)
+        return idle
 
     def _reap(self, agent_id: AgentId, scaler: ScalerName) -> None:
         """Closed to jobs first; one that got a job meanwhile stays."""
@@ -156,20 +160,24 @@ class WarmPoolManager:
         self._manager.agent_gone(agent_id, ScaleDownReason.IDLE)
 
     def _states(self) -> list[PoolState]:
+        in_flight = self._in_flight()
         return [
-            PoolState(pool=pool, ready=self._registry.ready(pool.demand), in_flight=self._in_flight(pool))
+            PoolState(
+                pool=pool,
+                ready=self._registry.ready(pool.demand),
+                in_flight=in_flight[(pool.scaler, pool.key)],
+            )
             for pool in self._pools
         ]
 
-    def _in_flight(self, pool: Pool) -> int:
-        """Warm spawns that are not connected: booting, or expected back after a restart."""
-        return sum(
-            not tracked.is_ending
-            and self._registry.get(tracked.agent_id) is None
-            and tracked.spawn.bound_job_id is None
-            and tracked.spawn.scaler == pool.scaler
-            and set_key(tracked.spawn.label_set) == pool.key
+    def _in_flight(self) -> Counter[tuple[ScalerName, str]]:
+        """Warm spawns that are not connected, by pool: booting, or expected back after a restart."""
+        return Counter(
+            (tracked.spawn.scaler, _key(tracked.spawn.label_set))
             for tracked in self._spawns
+            if tracked.spawn.bound_job_id is None
+            and not tracked.is_ending
+            and self._registry.get(tracked.agent_id) is None
         )
 
     def _budgets(self) -> dict[ScalerName, int]:
@@ -196,16 +204,6 @@ class WarmPoolManager:
             )
 
 
-def _is_idle_of(agent: ConnectedAgent, pool: Pool) -> bool:
-    spawn = agent.spawn
-    return (
-        spawn is not None
-        and spawn.bound_job_id is None
-        and spawn.scaler == pool.scaler
-        and set_key(spawn.label_set) == pool.key
-        and agent.is_free
-    )
-
-
-def _emptied(pool: Pool) -> Pool:
-    return Pool(key=pool.key, routable=pool.routable, size=0, idle_timeout_ms=0)
+@lru_cache(maxsize=10_000)
+def _key(label_set: tuple[str, ...]) -> str:
+    return set_key(label_set)
