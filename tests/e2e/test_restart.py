@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
 from kici.testing.programs import CoordinatorProgram, until
 
 pytestmark = pytest.mark.timeout(180)
-TICKS = "for k in 1 2 3 4 5 6 7 8; do echo {name}-$k; sleep 0.4; done"
+TICKS = "while [ ! -e {gate} ]; do sleep 0.05; done; for k in 1 2 3 4 5 6 7 8; do echo {name}-$k; sleep 0.4; done"
 
 
 def over(kici: CoordinatorProgram, jobs: list[str]) -> bool:
@@ -22,12 +23,15 @@ def whole(name: str) -> str:
 
 
 def start_ten(kici: CoordinatorProgram) -> list[str]:
-    jobs = [kici.submit(TICKS.format(name=n)) for n in range(10)]
+    """Ten jobs that have just begun, however long it took to submit them."""
+    gate = kici.data_dir.with_name("gate")
+    jobs = [kici.submit(TICKS.format(name=n, gate=gate)) for n in range(10)]
     until(
         lambda: all(job["status"] == "running" for job in kici.jobs().values()),
         seconds=30,
         what="all ten jobs run",
     )
+    gate.touch()
     return jobs
 
 
@@ -63,7 +67,8 @@ def test_agents_that_died_meanwhile_end_their_jobs_once_with_the_reason(kici: Co
     jobs = start_ten(kici)
     kici.stop(signal.SIGKILL)
     for pid in kici.agent_processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # what the coordinator had prepared ends with it
+            os.kill(pid, signal.SIGKILL)
     kici.start()
     until(lambda: over(kici, jobs), seconds=60, what="all jobs end")
     for job in jobs:
