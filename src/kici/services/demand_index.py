@@ -4,10 +4,10 @@ A hint, kept by what this coordinator hears and by a poll; the store's claim is 
 number of classes with waiting jobs, however many jobs wait in each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from kici.domain.ids import ClassId
+from kici.domain.ids import ClassId, OrgId
 from kici.domain.job import Demand, Job, WaitingClass
 from kici.ports.store import JobStore
 
@@ -46,6 +46,10 @@ class DemandIndex:
                 if len(found) >= limit:
                     break
         return found
+
+    def orgs(self, class_ids: Iterable[ClassId]) -> set[OrgId]:
+        """Whose jobs these classes are."""
+        return {self._classes[class_id].demand.org for class_id in class_ids}
 
     def mark(self) -> int:
         """A point in what was heard: pass it to `gone`."""

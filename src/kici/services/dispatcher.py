@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from kici.decide.dispatch import ATTEMPTS_MAX
 from kici.domain.errors import StoreDown
-from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
+from kici.domain.ids import AgentId, InstanceId, JobId, OrgId, ScalerName
 from kici.domain.job import Demand, Job, JobStatus
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
@@ -61,8 +61,9 @@ class Dispatcher:
         supervisor: Supervisor,
         clock: Clock,
         instance_id: InstanceId,
-        ack_ms: Callable[[], int],
+        ack_ms: Callable[[OrgId], int],
     ) -> None:
+        """`ack_ms(org)`: how long an agent may take to acknowledge a job."""
         self._store = store
         self._registry = registry
         self._demands = demands
@@ -82,12 +83,14 @@ class Dispatcher:
         self.gave_up: Callable[[Job], None] = lambda job: None
         """Told of every job that ended because nobody took it."""
 
-    def claim_by(self, agent: ConnectedAgent) -> Claim:
-        """What a claim for this agent writes."""
-        return self.claim_of(agent.agent_id, agent.scaler)
+    def claim_by(self, agent: ConnectedAgent, *orgs: OrgId) -> Claim:
+        """What a claim for this agent writes, of a job of one of these orgs."""
+        return self.claim_of(agent.agent_id, agent.scaler, *orgs)
 
-    def claim_of(self, agent_id: AgentId, scaler: ScalerName | None) -> Claim:
-        return Claim(agent_id=agent_id, instance_id=self._instance_id, ack_ms=self._ack_ms(), scaler=scaler)
+    def claim_of(self, agent_id: AgentId, scaler: ScalerName | None, *orgs: OrgId) -> Claim:
+        """Of several orgs the most patient one counts: whose job it will be is not known yet."""
+        ack_ms = max(self._ack_ms(org) for org in orgs)
+        return Claim(agent_id=agent_id, instance_id=self._instance_id, ack_ms=ack_ms, scaler=scaler)
 
     def seat(self, demand: Demand, job_id: JobId) -> ConnectedAgent | None:
         """A slot for a job, taken at once; None while draining or when no idle agent fits."""
@@ -107,7 +110,7 @@ class Dispatcher:
             self.waits(job)
             return False
         try:
-            claimed = await self._store.claim_job(job.id, self.claim_by(agent))
+            claimed = await self._store.claim_job(job.id, self.claim_by(agent, job.org))
         except StoreDown:
             self.in_doubt(agent, job.id)
             return False
@@ -143,7 +146,8 @@ class Dispatcher:
             since = self._demands.mark()
             self._registry.give(agent, CLAIMING)
             try:
-                claimed = await self._store.claim_oldest(class_ids, self.claim_by(agent))
+                claim = self.claim_by(agent, *self._demands.orgs(class_ids))
+                claimed = await self._store.claim_oldest(class_ids, claim)
             except StoreDown:
                 self.in_doubt(agent, CLAIMING)
                 return None

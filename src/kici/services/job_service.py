@@ -89,7 +89,7 @@ class JobService:
                     submitted_by=actor.name,
                 ),
                 jobs if agent is None else [replace(jobs[0], claimed_by=agent.agent_id)],
-                claim=None if agent is None else self._dispatcher.claim_by(agent),
+                claim=None if agent is None else self._dispatcher.claim_by(agent, request.org),
                 idempotency_key=key,
             )
         except StoreDown:

@@ -248,7 +248,7 @@ class Registration:
             return None
         if spawn.state is not SpawnState.BOOTING:
             return None
-        return self._dispatcher.claim_of(agent_id, spawn.scaler)
+        return self._dispatcher.claim_of(agent_id, spawn.scaler, spawn.org)
 
     def _session(
         self, connection: AgentConnection, message: AgentRegister, accepted: Accept, spawn: Spawn | None

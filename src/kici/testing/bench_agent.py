@@ -91,6 +91,14 @@ class BenchAgent:
         self.says(self.registration(*jobs))
         return await self.hears(RegisterAck)
 
+    async def tries_to_register(self, *jobs: tuple[JobId, str]) -> None:
+        """Connect and register, and do not mind being refused."""
+        self.connects()
+        if self.token is not None:
+            self.says(AuthRequest(token=self.token))
+        await asyncio.sleep(MEANWHILE_SECONDS)
+        self.says(self.registration(*jobs))
+
     def registration(self, *jobs: tuple[JobId, str]) -> AgentRegister:
         return AgentRegister(
             agent_id=self.agent_id,

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from kici.domain.ids import JobId
-from kici.domain.job import JobStatus
+from kici.domain import knobs
+from kici.domain.ids import DEFAULT_ORG, JobId, OrgId
+from kici.domain.job import Job, JobStatus
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_request, a_scaler, benched
 from kici.wire.messages import JobCancel, JobDispatch, JobStart
@@ -106,7 +107,7 @@ async def test_a_gated_agent_of_a_scaler_is_not_given_a_plain_job_when_its_own_i
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(agent.registers())
         await gate.reached()
-        await bench.store.claim_job(bound.id, bench.coordinator.dispatcher.claim_of(agent.agent_id, None))
+        await bench.store.claim_job(bound.id, bench.coordinator.dispatcher.claim_of(agent.agent_id, None, DEFAULT_ORG))
         gate.open()
     await agent.is_left_alone(seconds=15)
     assert await bench.status(plain) is JobStatus.QUEUED
@@ -156,6 +157,62 @@ async def test_the_agent_made_for_a_job_gets_that_job_though_an_older_one_waits(
     assert await bench.status(older) is JobStatus.QUEUED
     await first.registers()
     assert await first.starts() == older.id
+
+
+# --- how long an agent may take to acknowledge
+
+
+HASTY = OrgId("hasty")
+ACK = knobs.DISPATCH_ACK_TIMEOUT_MS.name
+
+
+async def hastes(bench: Bench) -> None:
+    """One org has a deadline of its own."""
+    await bench.coordinator.settings.patch(HASTY, {ACK: 2_000})
+    await bench.coordinator.settings.view(HASTY)
+
+
+async def deadline_ms(bench: Bench, job: Job) -> int:
+    found = await bench.job(job)
+    assert found.ack_deadline is not None
+    assert found.dispatched_at is not None
+    return found.ack_deadline - found.dispatched_at
+
+
+@benched()
+async def test_an_org_has_its_own_acknowledgement_deadline_for_offers_and_drains(bench: Bench) -> None:
+    await hastes(bench)
+    agent = await bench.an_agent(slots=4)
+    (alone,) = await bench.submits_run({"a": a_request("a", org=HASTY)}, org=HASTY)
+    assert await agent.is_offered() == alone.id
+    assert await deadline_ms(bench, alone) == 2_000
+    (offered, _) = await bench.submits_run({key: a_request(key, org=HASTY) for key in "ab"}, org=HASTY)
+    await agent.is_offered()
+    assert await deadline_ms(bench, offered) == 2_000
+    (waiting,) = await bench.submits_run({"a": a_request("a", "windows", org=HASTY)}, org=HASTY)
+    await (await bench.an_agent("w", "windows")).is_offered()
+    assert await deadline_ms(bench, waiting) == 2_000
+    usual = await bench.submits("linux")
+    await agent.is_offered()
+    assert await deadline_ms(bench, usual) == 10_000
+
+
+@benched(a_scaler())
+async def test_an_org_has_its_own_acknowledgement_deadline_for_jobs_that_an_agent_was_made_for(bench: Bench) -> None:
+    await hastes(bench)
+    (job,) = await bench.submits_run({"a": a_request("a", org=HASTY)}, org=HASTY)
+    await (await bench.made()).is_offered()
+    assert await deadline_ms(bench, job) == 2_000
+
+
+@benched()
+async def test_an_agent_that_may_get_jobs_of_several_orgs_has_the_longest_of_their_deadlines(bench: Bench) -> None:
+    await hastes(bench)
+    (hasty,) = await bench.submits_run({"a": a_request("a", org=HASTY)}, org=HASTY)
+    await bench.submits("linux")
+    agent = await bench.an_agent()
+    assert await agent.is_offered() == hasty.id
+    assert await deadline_ms(bench, hasty) == 10_000
 
 
 # --- drain
