@@ -23,6 +23,7 @@ from kici.domain.job import Job, JobStatus, NewJob, NewRun, Outcome, Run, Waitin
 from kici.domain.logs import LogChunk, NewChunk, Stream
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.domain.spawn import Reservation, Spawn, SpawnState
+from kici.ports.addresses import AddressStore
 from kici.ports.event_store import ClaimRows, EventStore, ProvisionStore
 from kici.ports.peers import PeerStore
 
@@ -438,6 +439,7 @@ class Store(
     EventStore,
     ClaimRows,
     ProvisionStore,
+    AddressStore,
     SettingsStore,
     SecretStore,
     AccessLogStore,

@@ -18,6 +18,7 @@ class Query(StrEnum):
 
     ACCESS_LOG = "access_log"
     ACQUIRE_LEASE = "acquire_lease"
+    ADDRESSES = "addresses"
     AGENT_TOKEN = "agent_token"
     AGENT_TOKENS = "agent_tokens"
     ANSWER_PEER = "answer_peer"
@@ -54,6 +55,7 @@ class Query(StrEnum):
     DEAD_EVENTS = "dead_events"
     DEFER_SCALER = "defer_scaler"
     DEFERRALS = "deferrals"
+    DELETE_ADDRESS = "delete_address"
     DELETE_ENDED_PROVISION = "delete_ended_provision"
     DELETE_REGISTRATION = "delete_registration"
     DELETE_RESERVATION = "delete_reservation"
@@ -79,6 +81,7 @@ class Query(StrEnum):
     FORGET_SPAWNS_OF = "forget_spawns_of"
     HAS_ADOPTED_PROVISIONS = "has_adopted_provisions"
     HELD_JOBS = "held_jobs"
+    INSERT_ADDRESS = "insert_address"
     INSERT_CLUSTER_SPAWN = "insert_cluster_spawn"
     INSERT_SPAWN = "insert_spawn"
     INSTANCES = "instances"

@@ -1,5 +1,6 @@
 """`ports.store.Store` over any database: the parts, put together."""
 
+from kici.stores.addresses import Addresses
 from kici.stores.agents import Agents
 from kici.stores.claims import Claims
 from kici.stores.cluster import Cluster
@@ -29,6 +30,7 @@ class SqlStore(
     Events,
     Claims,
     Provisions,
+    Addresses,
     Settings,
     Secrets,
     AccessLog,

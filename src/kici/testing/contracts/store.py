@@ -6,7 +6,15 @@ A test makes an empty, migrated store for each case and awaits `run_case`.
 from typing import Final
 
 from kici.ports.store import Store
-from kici.testing.contracts import store_agents, store_cluster, store_ends, store_events, store_jobs, store_sweeps
+from kici.testing.contracts import (
+    store_addresses,
+    store_agents,
+    store_cluster,
+    store_ends,
+    store_events,
+    store_jobs,
+    store_sweeps,
+)
 from kici.testing.contracts.store_rules import Case, check_rules, statements_of
 
 CASES: Final[tuple[Case, ...]] = (
@@ -16,6 +24,7 @@ CASES: Final[tuple[Case, ...]] = (
     *store_agents.CASES,
     *store_cluster.CASES,
     *store_events.CASES,
+    *store_addresses.CASES,
     *store_cluster.LAST_CASES,
 )
 
