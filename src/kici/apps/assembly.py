@@ -12,6 +12,8 @@ from typing import Final
 from kici.adapters.no_peers import NoPeers
 from kici.apps.cluster import Cluster
 from kici.apps.counting import Counting
+from kici.apps.eventing import LOCK_WAIT_MS, Eventing
+from kici.apps.housekeeping import JobEnds, keep_house
 from kici.config.model import ScalersConfig
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
@@ -20,7 +22,6 @@ from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.instance import Instance
-from kici.domain.job import Job
 from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
@@ -31,10 +32,12 @@ from kici.ports.ledger import MachineLedger
 from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
+from kici.ports.webhook import WebhookSender
 from kici.services.absences import Absences
 from kici.services.access_log import AccessLog
 from kici.services.agent_connection import FrameWork
 from kici.services.agent_sessions import AgentSessions
+from kici.services.claim_store import ClaimStore
 from kici.services.container_spawn import ContainerSpawn, JobRefuser
 from kici.services.demand_index import DemandIndex
 from kici.services.dispatcher import Dispatcher
@@ -50,24 +53,24 @@ from kici.services.log_store import LogStore
 from kici.services.machine_pools import MachinePools
 from kici.services.orphan_sweeper import OrphanSweeper
 from kici.services.pending_scale_sweeper import PendingScaleSweeper
-from kici.services.queue_gauge import QueueGauge
 from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
 from kici.services.registration import Registration
 from kici.services.registry import AgentRegistry
 from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
-from kici.services.retention import Retention
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import Fleet, ScalerRuntime, reserved
 from kici.services.secret_box import SecretBox
 from kici.services.settings import LiveSettings, SettingsRefresh
+from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.shutdown import Shutdown
 from kici.services.spawn_book import SpawnBook
 from kici.services.spawner import Spawner
 from kici.services.stale_spawn_sweeper import StaleSpawnSweeper
 from kici.services.teardown import Teardown
-from kici.services.tokens import TokenPurge, Tokens
+from kici.services.tokens import Tokens
 from kici.services.warm_pool import WarmPoolManager
+from kici.services.workflows import EventSecrets
 from kici.wire.codec import encode
 
 STATIC_GRACE_MS: Final = 120_000
@@ -108,6 +111,10 @@ class Given:
     sweep_seconds: float = 10.0
     addresses: tuple[str, ...] = ()
     """Where agents reach the coordinators."""
+    webhooks: WebhookSender | None = None
+    """Who calls webhooks; None: nobody."""
+    lock_wait_ms: int = LOCK_WAIT_MS
+    """How long a spawn may wait while others count agents of its scaler."""
 
 
 class Coordinator:
@@ -121,6 +128,8 @@ class Coordinator:
         self.settings = LiveSettings(store=given.store, clock=given.clock, configured=given.configured)
         self.tokens = Tokens(store=given.store, clock=given.clock, entropy=given.entropy)
         self.secrets = SecretBox(store=given.store, sealer=given.sealer, clock=given.clock)
+        self.claims = ClaimStore(store=given.store, mints=self.tokens, clock=given.clock, entropy=given.entropy)
+        self.event_secrets = EventSecrets(box=self.secrets, store=given.store, sealer=given.sealer)
         self.access_log = AccessLog(store=given.store)
         self.logs = LogStore(store=given.store, entropy=given.entropy, metrics=self.metrics)
         self.watch = JobWatch()
@@ -135,8 +144,10 @@ class Coordinator:
         self._scale()
         self._keep_warm()
         self._meet_agents()
+        self.events = Eventing(self, retired=self._retired, note=self._note)
         self.counting = Counting(self)
         self._sweep()
+        self.events.lead()
         self.cluster = Cluster(self)
         self._end()
         self.is_recovered = False
@@ -159,7 +170,7 @@ class Coordinator:
             store=given.store,
             registry=self.registry,
             dispatcher=self.dispatcher,
-            secrets=self.secrets,
+            secrets=self.event_secrets,
             watch=self.watch,
             log_bytes_max=given.log_bytes_max,
         )
@@ -186,7 +197,15 @@ class Coordinator:
             spawns=self.spawns,
             supervisor=given.supervisor,
             clock=given.clock,
+            instance_id=self.instance_id,
         )
+        self.deferrals = SharedDeferrals(
+            store=given.store,
+            clock=given.clock,
+            settings=self._backoff,
+            is_needed=lambda: self.events.has_event_scalers(),
+        )
+        self.failures.shared_refusal = self.deferrals.refusal
         spawner = Spawner(
             store=given.store,
             mint=self._mint if given.authenticates_agents else None,
@@ -203,7 +222,10 @@ class Coordinator:
             note=self._note,
             images=ContainerSpawn(secrets=self.secrets),
             refuse=JobRefuser(store=given.store, lifecycle=self.lifecycle, instance_id=self.instance_id).refuse,
+            deferrals=self.deferrals,
+            lock_wait_ms=given.lock_wait_ms,
         )
+        spawner.cap_lock_failed = lambda reason: self.metrics.cap_lock_failures.labels(reason=reason).inc()
         self.manager = ScalerManager(
             fleet=given.fleet,
             spawner=spawner,
@@ -229,7 +251,7 @@ class Coordinator:
             on_redispatch=lambda trigger: self.metrics.redispatch.labels(trigger=trigger).inc(),
         )
         self.dispatcher.scale = self.manager
-        self.lifecycle.computes = _JobEnds(self)
+        self.lifecycle.computes = JobEnds(self)
         self.teardown.capacity_freed = self.pending.capacity_freed
         self.manager.retry_later = self.pending.retry_in
         self.machine_pools.capacity_freed = self.pending.capacity_freed
@@ -298,6 +320,7 @@ class Coordinator:
                 registry=self.registry,
                 lifecycle=self.lifecycle,
                 logs=self.logs,
+                claims=self.claims,
                 encode=encode,
             ),
             drain=self.drain,
@@ -397,23 +420,13 @@ class Coordinator:
         supervisor.service("pending-scale", self.pending.run)
         supervisor.service("queue", self.queue.run)
         supervisor.service("stale-spawns", self.stale.run)
-        supervisor.service("queue-gauge", QueueGauge(store=given.store, clock=given.clock, gauges=self.metrics).run)
         supervisor.service("warm-pools", self.pools.run)
         supervisor.service("orphans", self.orphans.run)
         supervisor.service("machine-pools", self.machine_pools.run)
         if self.reload is not None:
             supervisor.service("retirement", self.reload.run)
-        supervisor.service("token-purge", TokenPurge(tokens=self.tokens).run)
-        supervisor.service(
-            "retention",
-            Retention(
-                store=given.store,
-                clock=given.clock,
-                settings=self.settings,
-                metrics=self.metrics,
-                is_leader=lambda: self.elector.is_leader,
-            ).run,
-        )
+        keep_house(self)
+        self.events.start()
         supervisor.start("grace-after-restart", self._end_of_grace())
         self.is_recovered = True
         self.pending.capacity_freed()
@@ -476,20 +489,6 @@ class Coordinator:
         """The scrape answer; derived gauges are read now."""
         self.metrics.agents_active.set(len(self.registry))
         self.metrics.draining.set(int(self.drain.draining))
+        self.events.publish()
         self.metrics.set_reserved(reserved(self.book, self.manager.fleet))
         return self.metrics.render()
-
-
-class _JobEnds:
-    """What follows for computes and memory when a job ends."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    def job_over(self, job: Job) -> None:
-        self._coordinator.manager.job_over(job.id)
-        self._coordinator.logs.forget(job.id)
-        self._coordinator.counting.job_over(job)
-
-    def capacity_freed(self) -> None:
-        self._coordinator.pending.capacity_freed()

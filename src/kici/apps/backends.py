@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Final
 from kici.adapters.files import RealFiles
 from kici.adapters.this_host import launch_host, this_cgroups, this_processes
 from kici.adapters.zygote_client import Zygote
+from kici.apps.provisioning import Provisioning
 from kici.backends.bare_metal.backend import BareMetalBackend
 from kici.backends.bare_metal.compute import Tools
 from kici.backends.bare_metal.factory import make_backend, settings_of
 from kici.backends.container.backend import ContainerBackend
 from kici.backends.container.factory import makes_containers
+from kici.backends.event.backend import EventBackend
+from kici.backends.event.factory import event_settings
 from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.launch import LaunchHost
@@ -50,6 +53,8 @@ class Site:
     tools: Tools
     instance_id: InstanceId
     """What is made on shared engines carries it."""
+    provisioning: Provisioning
+    """How event scalers ask for machines."""
 
     @property
     def host(self) -> Host:
@@ -99,10 +104,10 @@ class FleetBuilder:
         return runtime
 
     def check(self, entry: ScalerEntry) -> None:
-        if not makes_containers(entry) and entry.type is not BackendType.BARE_METAL:
+        if not makes_containers(entry) and entry.type not in (BackendType.BARE_METAL, BackendType.EVENT):
             raise Misconfigured(
-                f"scaler {entry.name}: this version makes bare-metal and container agents only, not {entry.type} "
-                "ones; take the entry out of the file that this host reads"
+                f"scaler {entry.name}: this version makes bare-metal, container and event agents only, not "
+                f"{entry.type} ones; take the entry out of the file that this host reads"
             )
         if self._makes_containers.get(entry.name, makes_containers(entry)) != makes_containers(entry):
             raise Misconfigured(
@@ -111,7 +116,9 @@ class FleetBuilder:
             )
 
     def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
-        if isinstance(runtime.backend, BareMetalBackend):
+        if isinstance(runtime.backend, EventBackend):
+            runtime.backend.settings = event_settings(entry)
+        elif isinstance(runtime.backend, BareMetalBackend):
             runtime.backend.configure(settings_of(entry, self._site.data_dir))
         else:
             assert isinstance(runtime.backend, ContainerBackend), runtime.backend
@@ -124,13 +131,26 @@ class FleetBuilder:
             labels = LabelSet(labels=row.label_set, image="gone")
         elif row.backend_type == BackendType.BARE_METAL:
             labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
+        elif row.backend_type == BackendType.EVENT:
+            labels = LabelSet(labels=row.label_set)
         else:
             return None
         kind = BackendType(row.backend_type)
-        return self.build(ScalerEntry(name=row.scaler, type=kind, max_agents=1, label_sets=(labels,)))
+        targets = row.provisioning_targets
+        return self.build(
+            ScalerEntry(name=row.scaler, type=kind, max_agents=1, label_sets=(labels,), provisioning_targets=targets)
+        )
 
     def _backend(self, entry: ScalerEntry) -> Backend:
         self._makes_containers[entry.name] = makes_containers(entry)
+        if entry.type is BackendType.EVENT:
+            return EventBackend(
+                settings=event_settings(entry),
+                events=self._site.provisioning.events(),
+                claims=self._site.provisioning.claims(),
+                clock=self._site.clock,
+                entropy=self._site.provisioning.entropy,
+            )
         if makes_containers(entry):
             return self._containers.build(entry)
         return make_backend(

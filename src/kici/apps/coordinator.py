@@ -25,8 +25,10 @@ from kici.adapters.ledger_files import choose_folder, usual_places
 from kici.adapters.machine_ledger import FileLedger
 from kici.adapters.no_peers import NoPeers
 from kici.adapters.sealer import AesGcmSealer, parse_key
+from kici.adapters.webhooks import HttpWebhooks
 from kici.apps.assembly import Configuration, Coordinator, Given
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
+from kici.apps.provisioning import Provisioning
 from kici.apps.surface import surface_of
 from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
 from kici.config.load import load_scalers
@@ -95,6 +97,7 @@ class _Program:
         self._stopped = asyncio.Event()
         self._keeps_agents = False
         self._zygote = local_zygote(self._clock)
+        self._webhooks = HttpWebhooks(self._clock)
 
     def stop(self, keep_agents: bool) -> None:  # noqa: FBT001 - the one thing to say
         self._keeps_agents = keep_agents
@@ -148,6 +151,7 @@ class _Program:
                     await coordinator.shutdown(keep_agents=self._keeps_agents)
             finally:
                 await runner.cleanup()
+                await self._webhooks.close()
                 if self._zygote is not None:
                     await self._zygote.close()
 
@@ -172,6 +176,11 @@ class _Program:
             on_exit=ended,
             tools=local_tools(self._clock, self._zygote),
             instance_id=data_dir.instance_id(self._entropy),
+            provisioning=Provisioning(
+                find_events=lambda: coordinator.events.emitter,
+                find_claims=lambda: coordinator.claims,
+                entropy=self._entropy,
+            ),
         )
         builder = FleetBuilder(site)
 
@@ -202,6 +211,8 @@ class _Program:
                 authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
                 addresses=(settings.cluster_address or url,),
+                webhooks=self._webhooks,
+                lock_wait_ms=settings.db_pool_acquire_timeout_ms,
             )
         )
         return coordinator

@@ -5,10 +5,13 @@ the machine.
 """
 
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from kici.decide.prune import EVENT, BootingSpawn
 from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.provision import ProvisionNews
+from kici.domain.spawn import SpawnState
 
 
 def withdrawable(spawns: Iterable[BootingSpawn]) -> list[BootingSpawn]:
@@ -41,3 +44,36 @@ def teardown_of(*, adopter_known: bool, adopted_by: InstanceId | None) -> Teardo
     if not adopter_known:
         return Teardown.REAPERS
     return Teardown.OURS if adopted_by is None else Teardown.ADOPTERS
+
+
+# --- what its owner does about a spawn that it takes for booting
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Somebody else looks after it, or nothing is left of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Its job is over: give the machine back, and call it no failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Its machine will not come."""
+
+    why: str
+
+
+def what_to_do(news: ProvisionNews, me: InstanceId) -> Forget | Withdraw | Fail | None:
+    """None: go on waiting for its agent."""
+    if news.state is None or news.adopted_by not in (None, me):
+        return Forget()
+    if news.failure is not None and news.state is SpawnState.BOOTING:
+        return Withdraw() if news.job_over else Fail(news.failure)
+    if news.state is SpawnState.ENDING:
+        return Forget()
+    if news.job_over and news.state is SpawnState.BOOTING:
+        return Withdraw()
+    return None

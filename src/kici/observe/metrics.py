@@ -24,6 +24,8 @@ from kici.domain.resources import NOTHING, Amount
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 GLOBAL_ROW: Final = "__global__"
+POOL_ROW: Final = "__pool__"
+NO_POOLS: Final[Mapping[str, Amount]] = {}
 _LATENCY_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -78,6 +80,38 @@ class Metrics:
         self.redispatch = counter(
             "kici_orch_scaler_redispatch_total", "Waiting jobs asked for again, by what caused it", "trigger"
         )
+        self.cap_lock_failures = counter(
+            "kici_orch_scaler_cap_lock_failures_total", "Spawns refused because nobody could be counted", "reason"
+        )
+        self.scale_up_emitted = counter("kici_orch_scaler_scale_up_emitted_total", "Machines asked for", "scaler")
+        self.scale_down_emitted = counter(
+            "kici_orch_scaler_scale_down_emitted_total", "Machines given back", "scaler", "reason"
+        )
+        self.external_timeout = counter(
+            "kici_orch_scaler_external_provision_timeout_total", "Machines whose agent never registered", "scaler"
+        )
+        self.external_provisioning = gauge(
+            "kici_orch_scaler_external_provisioning_active", "Machines asked for or at work", "scaler"
+        )
+        self.reap_unseen = gauge(
+            "kici_orch_scaler_reap_unseen_provisions", "Provisions whose agent is out of sight for longer than a blink"
+        )
+        self.reap_blocked = gauge(
+            "kici_orch_scaler_reap_blocked", "1 while the reaper stands down: no other coordinator is in sight"
+        )
+
+        # events
+        self.event_dispatch_success = counter("kici_orch_event_dispatch_success_total", "Events handled")
+        self.event_retry = counter("kici_orch_event_retry_total", "Deliveries that are tried again")
+        self.event_dlq = counter("kici_orch_event_dlq_total", "Events given up")
+        self.event_dlq_depth = gauge("kici_orch_event_dlq_depth", "Events given up that wait for a person")
+        self.event_lease_expirations = counter(
+            "kici_orch_event_lease_expirations_total", "Events whose deliverer never said what became of them"
+        )
+        self.event_unmatched = counter("kici_orch_event_unmatched_total", "Events that nobody subscribed to")
+        self.event_attempts = Histogram(
+            "kici_orch_event_attempts", "Deliveries that a handled event took", buckets=(1, 2, 3, 5), registry=registry
+        )
         row = ("scaler", "scalerType", "machinePool")
         self._cpus_used = gauge("kici_orch_scaler_cpus_used", "Cpus held by agents", *row)
         self._memory_used = gauge("kici_orch_scaler_memory_bytes_used", "Memory held by agents", *row)
@@ -95,13 +129,17 @@ class Metrics:
         for status in seen | set(counts):
             self.queue_depth.labels(status=status).set(counts.get(status, 0))
 
-    def set_reserved(self, used: Mapping[ReservedBy, Amount]) -> None:
-        """Show what agents hold of the caps.  Rows seen before fall to 0; the sum stands in its own row."""
+    def set_reserved(self, used: Mapping[ReservedBy, Amount], pools: Mapping[str, Amount] = NO_POOLS) -> None:
+        """Show what agents hold of the caps.  Rows seen before fall to 0; the sum stands in its own row.
+
+        `pools`: what everybody on the host holds of each machine pool, in rows of their own and in no sum.
+        """
         total = Amount(
             cpus=sum(amount.cpus for amount in used.values()),
             memory_bytes=sum(amount.memory_bytes for amount in used.values()),
         )
-        rows = {**used, ReservedBy(GLOBAL_ROW, ""): total}
+        shared = {ReservedBy(POOL_ROW, "", pool): amount for pool, amount in pools.items()}
+        rows = {**used, ReservedBy(GLOBAL_ROW, ""): total, **shared}
         self._reserved_rows |= rows.keys()
         for by in self._reserved_rows:
             amount = rows.get(by, NOTHING)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kici.domain.ids import AgentId, Instant, JobId, RunId, TokenId
 from kici.domain.resources import Amount
@@ -153,6 +153,15 @@ class Backend(Protocol):
 
     def tail(self, agent_id: AgentId, lines: int) -> list[str]:
         """Last lines of what the agent program itself printed."""
+        ...
+
+
+@runtime_checkable
+class ForgettingBackend(Protocol):
+    """A backend whose computes may pass to another coordinator."""
+
+    def forget(self, agent_id: AgentId) -> None:
+        """Somebody else looks after it now: track it no longer, and end nothing."""
         ...
 
 

@@ -9,12 +9,13 @@ from typing import Final, Protocol, TypeVar, assert_never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.agent import AgentToken
-from kici.domain.errors import Conflict, StoreDown
+from kici.domain.errors import Conflict, Denied, NoCapacity, StoreDown
 from kici.domain.ids import ConnectionId, JobId
 from kici.domain.logs import NewChunk, Stream
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.link import Link
+from kici.services.claim_store import Redeemed
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.coordinator_half import (
@@ -34,8 +35,10 @@ from kici.wire.messages import (
     AgentMessage,
     AgentRegister,
     AgentStatus,
+    ClaimCredentials,
     ClaimCredentialsResponse,
     CloseCode,
+    Credentials,
     ErrorMessage,
     JobAck,
     JobReject,
@@ -66,6 +69,12 @@ class Doors(Protocol):
 class LogSink(Protocol):
     async def append(self, chunk: NewChunk) -> int:
         """Store; the offset after the last stored byte of that stream.  Raises `Conflict` on a gap."""
+        ...
+
+
+class Claims(Protocol):
+    async def redeem(self, code: str, *, caller: str) -> Redeemed:
+        """Raises `Denied`, `NoCapacity` or `StoreDown`."""
         ...
 
 
@@ -159,14 +168,31 @@ class AgentConnection:
                 case Register(message):
                     await self._doors.register(self, message)
                 case Redeem(message=claim):
-                    answer = ClaimCredentialsResponse(request_id=claim.request_id, error="invalid claim code")
-                    await self.apply(self.half.redeemed(answer))
+                    await self.apply(self.half.redeemed(await self._redeem(claim)))
                 case Received(message):
                     await self._received(message)
                 case Unhealthy(age_seconds):
                     emit(Event.AGENT_SILENT, agent_id=self._name(), age_seconds=round(age_seconds))
                 case _:
                     assert_never(effect)
+
+    async def _redeem(self, claim: ClaimCredentials) -> ClaimCredentialsResponse:
+        """Trade a claim code.  What went wrong inside is not for whoever offered it."""
+        about = claim.request_id
+        try:
+            redeemed = await self._work.claims.redeem(claim.claim_code, caller=self._link.remote.rpartition(":")[0])
+        except Denied as error:
+            return ClaimCredentialsResponse(request_id=about, error=str(error))
+        except (StoreDown, NoCapacity) as error:
+            emit(Event.STORE_DOWN, remote=self._link.remote, error=str(error))
+            return ClaimCredentialsResponse(request_id=about, error="cannot be judged now; try again", retryable=True)
+        credentials = Credentials(
+            agent_token=redeemed.agent_token,
+            agent_id=redeemed.agent_id,
+            orchestrator_url=redeemed.orchestrator_url,
+            labels=list(redeemed.labels),
+        )
+        return ClaimCredentialsResponse(request_id=about, credentials=credentials)
 
     async def tick(self) -> None:
         """Let the timers of the conversation act."""
@@ -248,10 +274,12 @@ class FrameWork:
         registry: AgentRegistry,
         lifecycle: JobLifecycle,
         logs: LogSink,
+        claims: Claims,
         encode: Callable[[Message], bytes],
     ) -> None:
         self.clock = clock
         self.registry = registry
         self.lifecycle = lifecycle
         self.logs = logs
+        self.claims = claims
         self.encode = encode

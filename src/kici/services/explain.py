@@ -13,7 +13,6 @@ from kici.domain.verdict import (
     AgentsBusy,
     Dispatched,
     Running,
-    SpawnFailed,
     Unroutable,
     Verdict,
     WaitingForNeeds,
@@ -64,7 +63,7 @@ class Explain:
     def _waiting(self, job: Job) -> list[Verdict]:
         booting = self._manager.booting_for(job.id)
         if booting is not None:
-            return [booting]
+            return [booting, *self._manager.refusals(job.demand, before=booting.scaler)]
         found: list[Verdict] = []
         serving = self._registry.serving(job.demand)
         if serving:
@@ -73,10 +72,10 @@ class Explain:
         match answer:
             case None | Spawning():
                 pass
-            case AtCapacity(verdict=verdict) | NoBackend(verdict=verdict) | Skipped(verdict=verdict):
+            case NoBackend(verdict=verdict):
                 found.append(verdict)
-            case Failed(error=error):
-                found.append(SpawnFailed(text=error))
+            case AtCapacity() | Skipped() | Failed():
+                found += self._manager.refusals(job.demand)
             case _:
                 assert_never(answer)
         failed = self._failures.last_of_job(job.id)

@@ -72,21 +72,31 @@ class JobService:
         await self._check_depth(len(request.jobs))
         self._arriving += len(request.jobs)
         try:
-            return await self._submit(request, actor, idempotency_key)
+            key = None if idempotency_key is None else f"{actor.token_id or actor.name}|{idempotency_key}"
+            return await self._submit(request, by=actor.name, key=key)
         finally:
             self._arriving -= len(request.jobs)
 
-    async def _submit(self, request: SubmitRun, actor: Actor, idempotency_key: str | None) -> Submitted:
+    async def start_run(self, request: SubmitRun, *, by: str, run_id: RunId | None, key: str | None) -> Submitted:
+        """A run that nobody submitted: of a workflow whose event came.  As `submit`, for jobs that were judged before.
+
+        `run_id`: the id it gets; `key`: what was started under it before is not started again.
+        """
+        await self._check_depth(len(request.jobs))
+        return await self._submit(request, by=by, key=None if key is None else f"event|{key}", run_id=run_id)
+
+    async def _submit(
+        self, request: SubmitRun, *, by: str, key: str | None, run_id: RunId | None = None
+    ) -> Submitted:
         jobs = self._new_jobs(request)
-        agent = self._seat(jobs) if idempotency_key is None else None
-        key = None if idempotency_key is None else f"{actor.token_id or actor.name}|{idempotency_key}"
+        agent = self._seat(jobs) if key is None else None
         try:
             submitted = await self._store.submit(
                 NewRun(
-                    id=RunId(f"run-{self._entropy.hex(8)}"),
+                    id=run_id or RunId(f"run-{self._entropy.hex(8)}"),
                     name=request.name,
                     org=request.org,
-                    submitted_by=actor.name,
+                    submitted_by=by,
                 ),
                 jobs if agent is None else [replace(jobs[0], claimed_by=agent.agent_id)],
                 claim=None if agent is None else self._dispatcher.claim_by(agent, request.org),
@@ -101,7 +111,7 @@ class JobService:
                 self._dispatcher.unseat(agent, jobs[0].id)
             raise
         if submitted.created:
-            emit(Event.JOB_SUBMITTED, run_id=submitted.run_id, jobs=len(jobs), by=actor.name)
+            emit(Event.JOB_SUBMITTED, run_id=submitted.run_id, jobs=len(jobs), by=by)
             queued = sum(job.status is JobStatus.QUEUED for job in submitted.jobs)
             self._inserted += queued
             self._depth += queued
@@ -179,6 +189,8 @@ class JobService:
 
     def _check_contexts(self, request: SubmitRun, actor: Actor) -> None:
         for ref in request.secret_refs():
+            if ref.is_reserved:
+                raise Denied(f"secret {ref}: contexts of the form __name__ are reserved")
             if not actor.may_use_context(ref.context):
                 raise Denied(f"{actor.name} may not use secrets of context {ref.context!r}")
 

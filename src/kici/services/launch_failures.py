@@ -45,6 +45,8 @@ class LaunchFailures:
         self._deferrals: dict[ScalerName, Deferral] = {}
         self._records: deque[LaunchFailure] = deque(maxlen=RECORDS_MAX)
         self._of_job: dict[JobId, SpawnFailed] = {}
+        self.shared_refusal: Callable[[ScalerName, Instant], InBackoff | None] = lambda scaler, now: None
+        """Set by the composition root: the deferral of a scaler that all coordinators share."""
 
     def seen(self, spawn: Spawn, detail: str, at: Instant) -> None:
         """A backend reported the failure of a spawn."""
@@ -73,6 +75,9 @@ class LaunchFailures:
         self._deferrals[scaler] = record_failure(before, agent_id, error=error, settings=self._settings(), now=now)
 
     def refusal(self, scaler: ScalerName, now: Instant) -> InBackoff | None:
+        shared = self.shared_refusal(scaler, now)
+        if shared is not None:
+            return shared
         deferral = self._deferrals.get(scaler)
         if deferral is None:
             return None

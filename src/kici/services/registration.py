@@ -11,6 +11,7 @@ from typing import Protocol, assert_never
 
 from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, LossCause, Phase, Requeue, Resume, Start, reconcile
 from kici.decide.fit import AgentShape
+from kici.decide.prune import EVENT
 from kici.decide.registration import (
     Accept,
     AgentRecord,
@@ -25,7 +26,7 @@ from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId, is_scaler_agent
 from kici.domain.job import Job, JobStatus, Outcome
 from kici.domain.logs import Stream
-from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.domain.spawn import SERVING, ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore as AgentRows
@@ -46,6 +47,7 @@ from kici.wire.messages import (
 )
 
 OVERTAKEN = Refuse(close_code=CloseCode.SUPERSEDED, reason="superseded by a newer connection")
+HELD_ELSEWHERE = Refuse(close_code=CloseCode.INTERNAL, reason="another coordinator still holds this agent; come back")
 TORN_DOWN = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being torn down")
 
 
@@ -58,6 +60,10 @@ class Computes(Protocol):
 
     def record_of(self, agent_id: AgentId) -> Spawn | None:
         """The spawn of an agent that this instance made, in whatever state."""
+        ...
+
+    def adopted(self, spawn: Spawn) -> None:
+        """Its agent is registered here, whoever asked for it."""
         ...
 
     def registered(self, spawn: Spawn) -> None: ...
@@ -76,6 +82,9 @@ class NoComputes:
 
     def record_of(self, agent_id: AgentId) -> Spawn | None:
         return None
+
+    def adopted(self, spawn: Spawn) -> None:
+        pass
 
     def registered(self, spawn: Spawn) -> None:
         pass
@@ -136,8 +145,8 @@ class Registration:
         agent_id = AgentId(message.agent_id)
         spawn = self._computes.record_of(agent_id)
         try:
-            if spawn is None and is_scaler_agent(agent_id):
-                spawn = await self._store.spawn(agent_id)  # another coordinator made it
+            if is_scaler_agent(agent_id) and (spawn is None or spawn.backend_type == EVENT):
+                spawn = await self._recorded(agent_id, spawn)
             held = await self._held(agent_id, spawn)
             judged = self._judge(connection, message, spawn, held)
             if isinstance(judged, Refuse):
@@ -147,14 +156,28 @@ class Registration:
             session = self._session(connection, message, judged, spawn)
             registered = await self._register(connection, session, needs_spawn=spawn is not None, claim=claim)
             if registered is None:
-                await self._refuse(connection, agent_id, TORN_DOWN)
+                await self._refuse(connection, agent_id, await self._why_not(agent_id))
                 return
             registered, held = _claimed_before(registered, held, spawn)
+            if registered.spawn is not None and registered.spawn.backend_type == EVENT:
+                self._computes.adopted(registered.spawn)
             await self._welcome(connection, message, session, spawn, registered, held)
         except StoreDown as error:
             await self._refuse(
                 connection, agent_id, Refuse(close_code=CloseCode.INTERNAL, reason=f"the store is down: {error}"[:100])
             )
+
+    async def _recorded(self, agent_id: AgentId, known: Spawn | None) -> Spawn | None:
+        """The record of an agent that another coordinator made, or whose token was made when it came."""
+        row = await self._store.spawn(agent_id)
+        is_ending = known is not None and known.state is SpawnState.ENDING
+        return replace(row, state=SpawnState.ENDING) if row is not None and is_ending else row
+
+    async def _why_not(self, agent_id: AgentId) -> Refuse:
+        """Why a registration was not written: its compute ends, or another coordinator still has its machine."""
+        row = await self._store.spawn(agent_id)
+        is_held = row is not None and row.state in SERVING and row.adopted_by not in (None, self._instance_id)
+        return HELD_ELSEWHERE if is_held else TORN_DOWN
 
     async def _register(
         self, connection: AgentConnection, session: AgentSession, *, needs_spawn: bool, claim: Claim | None

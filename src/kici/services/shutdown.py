@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from kici.decide.prune import EVENT
 from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.job import STARTED, JobStatus, Outcome
@@ -24,7 +25,7 @@ from kici.services.job_lifecycle import JobLifecycle
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import ScalerRuntime
-from kici.services.spawn_book import SpawnBook
+from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
 
 SHUTDOWN_SECONDS: Final = 15.0
@@ -94,8 +95,9 @@ class Shutdown:
         except StoreDown as error:
             emit(Event.STORE_DOWN, during="shutdown", error=str(error))
             return
+        local = {tracked.agent_id for tracked in self._local()}
         for job in held:
-            if job.agent_id is None or self._spawns.get(job.agent_id) is None:
+            if job.agent_id is None or job.agent_id not in local:
                 continue
             try:
                 await self._return_job(job.agent_id, job.id)
@@ -117,14 +119,18 @@ class Shutdown:
                 )
 
     async def _end_computes(self) -> None:
-        for tracked in self._spawns:
+        for tracked in self._local():
             self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
         ends_at = self._clock.monotonic() + SHUTDOWN_SECONDS
-        while len(self._spawns) and self._clock.monotonic() < ends_at:
+        while self._local() and self._clock.monotonic() < ends_at:
             await self._clock.sleep(0.02)
-        for tracked in self._spawns:
+        for tracked in self._local():
             emit(Event.SPAWN_LEFT, level=logging.ERROR, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
         await self._each_backend(lambda backend: backend.shutdown_all())
+
+    def _local(self) -> list[TrackedSpawn]:
+        """Spawns that end with us; machines of event scalers outlive us and are taken up again."""
+        return [tracked for tracked in self._spawns if tracked.spawn.backend_type != EVENT]
 
     async def _each_backend(self, act: Callable[[Backend], Awaitable[None]]) -> None:
         async def one(runtime: ScalerRuntime) -> None:

@@ -9,33 +9,46 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from kici.decide.admit import Book
 from kici.decide.entries import Routable
 from kici.decide.ledger import kind_of
+from kici.decide.prune import EVENT
 from kici.decide.registry_auth import is_ready
 from kici.domain.agent import AgentToken
-from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, Retryable, StoreDown
+from kici.domain.errors import (
+    Conflict,
+    DeterministicRefusal,
+    JobRefused,
+    KiciError,
+    LockContended,
+    Retryable,
+    StoreDown,
+)
 from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, OrgId, ScalerName, scaler_agent_id
 from kici.domain.job import Job
+from kici.domain.provision import SlotRefused, SlotRules
 from kici.domain.resources import Shape
-from kici.domain.scale import AtCapacity, Failed, ScaleAnswer, Spawning
+from kici.domain.scale import AtCapacity, Failed, ScaleAnswer, Skipped, Spawning
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
-from kici.domain.verdict import SpawnFailed
+from kici.domain.verdict import AtCap, InBackoff, SpawnFailed
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.backend import JobContainer, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
+from kici.ports.event_store import ProvisionStore
 from kici.ports.store import SpawnStore
 from kici.services.launch_failures import LaunchFailures
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import ScalerRuntime
+from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
 
 MINT_TRIES: Final = 8
+RETRY_MS_MIN: Final = 1000
 
 
 class Images(Protocol):
@@ -59,11 +72,15 @@ class Choice:
     shape: Shape
 
 
+class Rows(SpawnStore, ProvisionStore, Protocol):
+    """What a spawn is written to."""
+
+
 class Spawner:
     def __init__(
         self,
         *,
-        store: SpawnStore,
+        store: Rows,
         mint: Mint | None,
         book: Book,
         machine_pools: MachinePools,
@@ -78,8 +95,12 @@ class Spawner:
         note: Callable[[JobId, str], None],
         images: Images,
         refuse: Refuse,
+        deferrals: SharedDeferrals,
+        lock_wait_ms: int,
     ) -> None:
         """`deadline_ms(org)`: longest time of one backend call; `note(job, text)`: a line for the job's people."""
+        self._deferrals = deferrals
+        self._lock_wait_ms = lock_wait_ms
         self._images = images
         self._refuse = refuse
         self._store = store
@@ -95,6 +116,8 @@ class Spawner:
         self._instance_id = instance_id
         self._deadline_ms = deadline_ms
         self._note = note
+        self.cap_lock_failed: Callable[[str], None] = lambda reason: None
+        """Set by the composition root: counts spawns that could not be counted."""
 
     async def start(self, choice: Choice, job: Job | None) -> ScaleAnswer:
         """Start an agent for a job, or without one (warm).  The caller has just checked the caps.
@@ -114,7 +137,7 @@ class Spawner:
             return None
         token, plain = (
             (None, None)
-            if self._mint is None
+            if self._mint is None or choice.runtime.caps.is_cluster_counted  # its agent trades a claim code for it
             else self._mint(agent_id, choice.routable.agent_labels, choice.routable.gate)
         )
         tracked = TrackedSpawn(spawn=self._row(job, choice, agent_id, token), runtime=choice.runtime)
@@ -154,6 +177,8 @@ class Spawner:
     ) -> ScaleAnswer | None:
         """Write the row; None: it is this spawn's.  Raises `Conflict` for an agent id that is taken."""
         try:
+            if tracked.runtime.caps.is_cluster_counted:
+                return await self._write_counted(tracked, reservation)
             existing = await self._store.insert_spawn(tracked.spawn, reservation, token)
         except StoreDown as error:
             tracked.is_written = True  # it may have been, after all
@@ -163,6 +188,41 @@ class Spawner:
             return Failed(error=str(error))
         tracked.is_written = existing is None
         return None if existing is None else Spawning(agent_id=existing.agent_id, backend_type=existing.backend_type)
+
+    async def _write_counted(self, tracked: TrackedSpawn, reservation: Reservation) -> ScaleAnswer | None:
+        """Write the row if the whole cluster has room for it.  What cannot be counted is refused."""
+        scaler = tracked.runtime.name
+        rules = SlotRules(
+            agents_max=tracked.runtime.caps.agents_max,
+            lock_wait_ms=self._lock_wait_ms,
+            may_probe=self._deferrals.may_probe(scaler),
+        )
+        try:
+            answer = await self._store.insert_cluster_spawn(tracked.spawn, reservation, rules)
+        except LockContended as error:
+            self.cap_lock_failed("contended")
+            return Failed(error=f"scaler {scaler}: others are starting agents of it; {error}")
+        except StoreDown:
+            self.cap_lock_failed("unreachable")
+            raise
+        match answer:
+            case None:
+                tracked.is_written = True
+                self._deferrals.tried(scaler)
+                return None
+            case Spawn():
+                return Spawning(agent_id=answer.agent_id, backend_type=answer.backend_type)
+            case SlotRefused(verdict=verdict):
+                return await self._no_slot(scaler, verdict)
+            case _:
+                assert_never(answer)
+
+    async def _no_slot(self, scaler: ScalerName, verdict: AtCap | InBackoff) -> ScaleAnswer:
+        if isinstance(verdict, AtCap):
+            return AtCapacity(verdict=verdict)
+        self._deferrals.tried(scaler)
+        await self._deferrals.tick()  # another coordinator knew before we did
+        return Skipped(verdict=verdict, retry_after_ms=max(RETRY_MS_MIN, verdict.until - self._clock.now()))
 
     def _reservation(self, spawn: Spawn) -> Reservation:
         return Reservation(
@@ -262,7 +322,11 @@ class Spawner:
             job_id=tracked.spawn.bound_job_id,
             error=text,
         )
-        if is_deterministic:
+        if tracked.spawn.backend_type == EVENT:
+            self._deferrals.expect(tracked.runtime.name, tracked.agent_id, text)
+            work = self._deferrals.count(tracked.runtime.name, tracked.agent_id, text)
+            self._supervisor.start(f"defer.{tracked.agent_id}", work)
+        elif is_deterministic:
             self._failures.defer(tracked.runtime.name, tracked.agent_id, text, self._clock.now())
         self._failures.of_job(tracked.spawn, SpawnFailed(text=text, scaler=tracked.runtime.name))
         self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT, error=text)
@@ -276,6 +340,11 @@ class Spawner:
         except StoreDown as error:
             text = f"{text} ({error})"
         self._spawn_failed(tracked, text, is_deterministic=False)
+
+    def provision_failed(self, tracked: TrackedSpawn, text: str) -> None:
+        """The machine of an event spawn will not come."""
+        self._failures.seen(tracked.spawn, text, self._clock.now())
+        self._spawn_failed(tracked, text, is_deterministic=True)
 
     def never_came(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
