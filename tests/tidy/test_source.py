@@ -77,7 +77,7 @@ def keeps_sql_in_files(module: Module) -> Iterator[str]:
 
 
 def leaves_the_loop_alone(module: Module) -> Iterator[str]:
-    if module.package in {"kit", "testing"} or module.name in {"agent/program.py", "agent/step.py"}:
+    if module.package in {"adapters", "kit", "testing"} or module.name in {"agent/program.py", "agent/step.py"}:
         return  # the agent is a program of its own: its loop is its clock
     for node in ast.walk(module.tree):
         if not (isinstance(node, ast.Attribute) and node.attr in {"time", "create_task", "call_later", "call_at"}):
