@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Never
 
-from kici.decide.admit import NO_USAGE, Cap, Usage
+from kici.decide.admit import MICROS, NO_USAGE, Cap, Usage
 from kici.decide.ledger import Kind, Ledger, refusal
 from kici.domain.errors import KiciError, Misconfigured
 from kici.domain.ids import AgentId, ScalerName
@@ -163,6 +163,14 @@ class MachinePools:
     def known(self) -> Mapping[str, Ledger]:
         """What the ledgers of the configured pools said last."""
         return {pool: self._known[pool] for pool in self._caps() if pool in self._known}
+
+    def usage(self) -> dict[str, Amount]:
+        """What everybody on this host holds of them."""
+        used = {pool: ledger.usage for pool, ledger in self.known().items()}
+        return {
+            pool: Amount(cpus=usage.cpu_micros / MICROS, memory_bytes=usage.memory_bytes)
+            for pool, usage in used.items()
+        }
 
     async def _sweep(self) -> None:
         if self._ledger is None or not self._shared or self._clock.monotonic() < self._swept_at + REFRESH_SECONDS:

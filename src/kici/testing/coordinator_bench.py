@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kici.adapters.sealer import AesGcmSealer
 from kici.apps.assembly import Configuration, Coordinator, Given
-from kici.config.model import BackendType, Cap, Defaults, LabelSet, ScalerEntry, ScalersConfig
+from kici.config.model import BackendType, Cap, Defaults, LabelSet, MachinePool, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
 from kici.domain.access import Actor, Role
@@ -35,6 +35,7 @@ from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.testing.bench_agent import MEANWHILE_SECONDS, BenchAgent
 from kici.testing.builders import HERE, a_demand, a_spec, an_instance
 from kici.testing.fake_backend import FakeBackend, FakeMachines
+from kici.testing.fake_ledger import FakeLedger, PooledHost
 from kici.testing.faulty_store import StoreFaults, faulty
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim_clock import SimClock
@@ -69,6 +70,7 @@ class Layout:
     scalers: Sequence[ScalerEntry] = ()
     max_agents: int = 100
     """Over all scalers."""
+    machine_pools: Sequence[MachinePool] = ()
     defaults: Defaults = field(default_factory=Defaults)
     cap: Cap = field(default_factory=Cap)
     settings: Mapping[str, int] = field(default_factory=dict)
@@ -84,7 +86,9 @@ class Bench:
         """The truth, past all faults."""
         self.faults = StoreFaults(entropy=entropy.fork("faults"))
         self.traps = Traps()
-        self.machines = FakeMachines(on_made=self._made)
+        self.machines = FakeMachines(on_made=self._made, on_gone=self._gone)
+        self.pooled = PooledHost()
+        """Whose machine pools the coordinator shares; `ledger` is its own view of them."""
         self.orders: list[SpawnOrder] = []
         """Every machine that was made."""
         self.backends: dict[str, FakeBackend] = {}
@@ -118,6 +122,8 @@ class Bench:
         """As kill -9: nothing of it acts any more; the store and the machines stay, agents lose their connections."""
         self.traps.is_dead = True
         self.machines.watchers.clear()
+        self.ledger.is_dead = True
+        self.pooled.is_killed(HERE)
         for backend in self.backends.values():
             backend.machines = FakeMachines()
         for agent in self.agents.values():
@@ -138,6 +144,7 @@ class Bench:
             coordinator.sessions.compute_ended(agent_id, how)
 
         entropy = self.entropy.fork(f"coordinator at {self.clock.monotonic()}")
+        self.ledger = FakeLedger(self.pooled, HERE)
         self.file = config = self._config()
         builder = BenchBuilder(self, ended)
         coordinator = Coordinator(
@@ -149,6 +156,7 @@ class Bench:
                 sealer=AesGcmSealer(KEY, entropy),
                 instance=an_instance(id=HERE),
                 fleet=builder.fleet(config),
+                ledger=self.ledger,
                 configuration=Configuration(config=config, read=self._read, builder=builder, host=HOST),
                 configured=self.layout.settings,
                 sweep_seconds=self.layout.sweep_seconds,
@@ -163,6 +171,7 @@ class Bench:
             scalers=tuple(layout.scalers),
             global_max_agents=layout.max_agents,
             global_resource_cap=layout.cap,
+            machine_pools=tuple(layout.machine_pools),
             defaults=layout.defaults,
         )
 
@@ -258,8 +267,13 @@ class Bench:
             if not self.traps.is_dead:
                 await finish(session.closed(code), seconds=60, what=f"the end of a link of {end.remote}")
 
+    def _gone(self, agent_id: AgentId) -> None:
+        self.pooled.agent_ended(agent_id)
+
     def _made(self, order: SpawnOrder) -> None:
         self.orders.append(order)
+        if order.proof is not None:
+            self.pooled.inherits(order.agent_id)
         self._machine_made.set()
 
     # --- jobs
@@ -329,6 +343,7 @@ class Bench:
         assert self.coordinator.book.total.agents == 0
         assert self.coordinator.book.total.cpu_micros == 0
         assert self.coordinator.book.total.memory_bytes == 0
+        assert not [row for pool in self.pooled.ledgers for row in self.pooled.rows(pool) if row.instance_id == HERE]
 
     def checks(self) -> None:
         """What holds at every moment."""
@@ -455,6 +470,7 @@ class BenchBuilder:
         backend.configure(sets=tuple(chosen.labels for chosen in entry.label_sets), max_agents=entry.max_agents)
         runtime.caps = scaler_caps(entry)
         runtime.widen(entry.max_concurrent_spawns)
+        runtime.machine_pool = entry.machine_pool
         runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
         runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
 

@@ -67,6 +67,9 @@ class FakeLedger:
         """What the next calls raise, before they do anything."""
         self.gate: asyncio.Event | None = None
         """Where calls wait, after they did what they do, until it is set."""
+        self.calls = 0
+        self.is_dead = False
+        """The program was killed: none of its calls reaches the host any more."""
         self._me = instance_id
         self._descriptors: dict[AgentId, int] = {}
         self._numbers = count(1000)
@@ -86,7 +89,8 @@ class FakeLedger:
         return await self._change(pool, lambda now: restore(now, self._me, rows))
 
     async def release(self, pool: str, agent_id: AgentId) -> Ledger:
-        self.host.proofs.pop(agent_id, None)
+        if not self.is_dead:
+            self.host.proofs.pop(agent_id, None)
         self._descriptors.pop(agent_id, None)
         return await self._change(pool, lambda now: without(now, self._me, {agent_id}))
 
@@ -103,6 +107,10 @@ class FakeLedger:
         for agent_id in [agent_id for agent_id, holders in self.host.proofs.items() if not holders]:
             del self.host.proofs[agent_id]
 
+    def held(self) -> set[AgentId]:
+        """Agents of which descriptors are open here."""
+        return set(self._descriptors)
+
     def descriptor(self, agent_id: AgentId) -> int | None:
         return self._descriptors.get(agent_id)
 
@@ -110,7 +118,10 @@ class FakeLedger:
         return (await self._step(pool, lambda now: Outcome(ledger=step(now)))).ledger
 
     async def _step(self, pool: str, step: Callable[[Ledger], Outcome]) -> Outcome:
+        self.calls += 1
         await asyncio.sleep(CALL_SECONDS)
+        if self.is_dead:
+            raise asyncio.CancelledError
         if self.faults:
             raise self.faults.pop(0)
         self.host.instances.add(self._me)

@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -388,7 +389,7 @@ def test_of_twenty_processes_at_one_moment_exactly_as_many_are_admitted_as_fit(t
         return admitted
 
     result_reader, result_writer = os.pipe()
-    children = [forked(lambda number=number: one(number)) for number in range(20)]
+    children = [forked(partial(one, number)) for number in range(20)]
     time.sleep(0.2)
     os.close(start_writer)
     answers = b"".join(os.read(result_reader, 1) for _ in children)
@@ -415,7 +416,7 @@ def test_killed_at_any_moment_nobody_leaves_a_broken_file_or_a_row_of_the_dead(t
             files.drop(AgentId(agent))
 
     for number in range(30):
-        child = forked(lambda number=number: hammer(f"instance-{number}"))
+        child = forked(partial(hammer, f"instance-{number}"))
         time.sleep(0.01 + 0.003 * number)
         os.kill(child, signal.SIGKILL)
         assert code_of(child) == -signal.SIGKILL
