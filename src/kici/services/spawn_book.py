@@ -55,9 +55,10 @@ class SpawnBook:
         return self._spawns.get(agent_id)
 
     def serving(self, job_id: JobId) -> TrackedSpawn | None:
-        """The spawn that serves this job."""
+        """The spawn that serves this job.  One whose end has been decided on serves nobody."""
         agent_id = self._serving.get(job_id)
-        return None if agent_id is None else self._spawns.get(agent_id)
+        tracked = None if agent_id is None else self._spawns.get(agent_id)
+        return None if tracked is None or tracked.is_ending else tracked
 
     def add(self, tracked: TrackedSpawn) -> None:
         assert tracked.agent_id not in self._spawns, tracked.agent_id

@@ -278,17 +278,10 @@ class Spawner:
 
     async def _run(self, tracked: TrackedSpawn, order: SpawnOrder, job: Job | None) -> None:
         """One spawn, from its turn in the line to a compute or a failure."""
-        deadline_ms = self._deadline_ms(tracked.spawn.org)
         try:
             async with tracked.runtime.gateway:
                 tracked.started_at = self._clock.monotonic()
-                async with asyncio.timeout(deadline_ms / 1000):
-                    if job is not None and job.spec.image is not None:
-                        in_image = tracked.spawn.job_image
-                        order = replace(order, container=await self._images.resolve(job, in_image=in_image))
-                    await tracked.runtime.backend.spawn(order, lambda event: self.heard(tracked, event))
-        except TimeoutError:
-            self._spawn_failed(tracked, f"scaler spawn timed out after {deadline_ms} ms", is_deterministic=False)
+                await self._make(tracked, order, job)
         except JobRefused as error:
             self._supervisor.start(f"refuse.{tracked.agent_id}", self._refuse_job(tracked, str(error)))
         except KiciError as error:
@@ -299,6 +292,21 @@ class Spawner:
         else:
             tracked.is_settled = True
             emit(Event.SPAWN_SETTLED, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
+
+    async def _make(self, tracked: TrackedSpawn, order: SpawnOrder, job: Job | None) -> None:
+        """Let the backend make it, within the deadline.  Whatever it raises after that, the deadline is the reason."""
+        deadline_ms = self._deadline_ms(tracked.spawn.org)
+        limit = asyncio.timeout(deadline_ms / 1000)
+        try:
+            async with limit:
+                if job is not None and job.spec.image is not None:
+                    container = await self._images.resolve(job, in_image=tracked.spawn.job_image)
+                    order = replace(order, container=container)
+                await tracked.runtime.backend.spawn(order, lambda event: self.heard(tracked, event))
+        except Exception as error:
+            if limit.expired():
+                raise Retryable(f"scaler spawn timed out after {deadline_ms} ms") from error
+            raise
 
     def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
         """Progress of a spawn.  A failure after it settled means that its compute is gone."""

@@ -161,7 +161,7 @@ async def test_a_stop_leaves_the_job_of_a_static_agent_to_it(bench: Bench) -> No
     assert (await bench.ended(job)).status is JobStatus.SUCCESS
 
 
-@pytest.mark.spec("20.6.6")
+@pytest.mark.spec("scaler 20.6.6")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_a_backend_that_hangs_does_not_hold_up_the_stop_for_ever(bench: Bench) -> None:
     async def hangs(*_: object) -> None:

@@ -302,7 +302,7 @@ async def test_every_loss_of_an_idle_made_agent_ends_its_machine_at_once(bench: 
     await bench.is_clean()
 
 
-@pytest.mark.spec("22.5.5", "T2.6")
+@pytest.mark.spec("scaler 22.5.5", "T2.6")
 @pytest.mark.parametrize("loss", [closes, breaks, leaves])
 @benched(a_scaler())
 async def test_the_loss_of_an_idle_static_agent_leaves_nothing_and_touches_nothing(bench: Bench, loss: Loss) -> None:

@@ -39,7 +39,7 @@ async def diagnosis(bench: Bench) -> Check:
     return check
 
 
-@pytest.mark.spec("16.5.1")
+@pytest.mark.spec("scaler 16.5.1")
 def test_of_many_failures_the_latest_are_kept() -> None:
     ledger = Ledger()
     for number in range(300):
@@ -51,7 +51,7 @@ def test_of_many_failures_the_latest_are_kept() -> None:
     assert len(ledger.counted) == 300
 
 
-@pytest.mark.spec("16.5.3")
+@pytest.mark.spec("scaler 16.5.3")
 def test_a_failure_of_more_than_five_minutes_ago_is_past() -> None:
     ledger = Ledger()
     ledger.fails()
@@ -101,7 +101,7 @@ def test_the_last_failure_of_each_job_is_remembered_within_a_bound() -> None:
 # --- on the bench
 
 
-@pytest.mark.spec("16.5.5")
+@pytest.mark.spec("scaler 16.5.5")
 @benched(a_scaler("local", max_agents=1), settings={BACKOFF: 60_000})
 async def test_a_machine_that_ends_before_its_agent_registered_is_a_failed_launch(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(dies_after_seconds=2)])
@@ -116,7 +116,7 @@ async def test_a_machine_that_ends_before_its_agent_registered_is_a_failed_launc
     await bench.machine(1)
 
 
-@pytest.mark.spec("16.5.6")
+@pytest.mark.spec("scaler 16.5.6")
 @benched(a_scaler())
 async def test_a_machine_that_ends_after_its_agent_registered_is_none(bench: Bench) -> None:
     job = await bench.submits("linux")
@@ -130,7 +130,7 @@ async def test_a_machine_that_ends_after_its_agent_registered_is_none(bench: Ben
     await bench.machine(1)
 
 
-@pytest.mark.spec("16.5.7")
+@pytest.mark.spec("scaler 16.5.7")
 @benched(a_scaler(), settings={BACKOFF: 60_000})
 async def test_a_failure_that_is_told_and_raised_counts_once(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses()])
@@ -150,7 +150,7 @@ async def test_an_event_that_comes_twice_ends_the_spawn_once(bench: Bench) -> No
     await bench.is_clean()
 
 
-@pytest.mark.spec("T9.6", "16.5.2")
+@pytest.mark.spec("T9.6", "scaler 16.5.2")
 @benched(a_scaler(), settings={BACKOFF: 900_000})
 async def test_a_failed_spawn_for_a_job_fails_the_diagnosis_for_five_minutes_and_names_the_reason(
     bench: Bench,
@@ -168,7 +168,7 @@ async def test_a_failed_spawn_for_a_job_fails_the_diagnosis_for_five_minutes_and
     assert (await diagnosis(bench)).status is CheckStatus.PASS
 
 
-@pytest.mark.spec("16.5.8")
+@pytest.mark.spec("scaler 16.5.8")
 @benched(a_scaler(), settings={BACKOFF: 900_000})
 async def test_a_long_reason_is_cut_in_the_diagnosis(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses("x" * 500)])

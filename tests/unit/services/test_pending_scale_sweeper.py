@@ -31,7 +31,7 @@ async def makes_room(bench: Bench, number: int = 0) -> None:
 # --- capacity is freed
 
 
-@pytest.mark.spec("T0.4", "41.4.1", "D29")
+@pytest.mark.spec("T0.4", "scaler 41.4.1", "D29")
 @benched(a_scaler("local", max_agents=1), sweep_seconds=NO_SWEEP)
 async def test_a_job_refused_for_capacity_is_asked_for_again_a_quarter_second_after_a_release(bench: Bench) -> None:
     await bench.submits("linux")
@@ -47,7 +47,7 @@ async def test_a_job_refused_for_capacity_is_asked_for_again_a_quarter_second_af
     assert bench.metric(REDISPATCHES, trigger="sweep") == 0
 
 
-@pytest.mark.spec("10.7.6", "D29")
+@pytest.mark.spec("scaler 10.7.6", "D29")
 @benched(a_scaler("local", max_agents=20), sweep_seconds=NO_SWEEP)
 async def test_ten_releases_within_the_debounce_cause_one_pass(bench: Bench) -> None:
     await bench.passes(2)
@@ -95,7 +95,7 @@ async def test_a_release_during_a_pass_causes_one_more(bench: Bench) -> None:
 # --- the sweep
 
 
-@pytest.mark.spec("41.4.2", "D6")
+@pytest.mark.spec("scaler 41.4.2", "D6")
 @benched(a_scaler("local", max_agents=1))
 async def test_a_release_that_nobody_told_of_is_found_by_the_sweep(bench: Bench) -> None:
     await bench.submits("linux")
@@ -110,7 +110,7 @@ async def test_a_release_that_nobody_told_of_is_found_by_the_sweep(bench: Bench)
     assert bench.metric(REDISPATCHES, trigger="sweep") == 1
 
 
-@pytest.mark.spec("T1.11", "41.4.3")
+@pytest.mark.spec("T1.11", "scaler 41.4.3")
 @benched(a_scaler(), sweep_seconds=NO_SWEEP)
 async def test_a_trigger_during_a_pass_starts_no_second_one(bench: Bench) -> None:
     gate = bench.traps.hold("waiting_classes", done=True)
@@ -121,7 +121,7 @@ async def test_a_trigger_during_a_pass_starts_no_second_one(bench: Bench) -> Non
     assert await first == 0
 
 
-@pytest.mark.spec("41.4.7", "T7.1")
+@pytest.mark.spec("scaler 41.4.7", "T7.1")
 @benched(a_scaler())
 async def test_while_draining_nothing_is_made_and_nothing_spins(bench: Bench) -> None:
     bench.coordinator.drain.draining = True
@@ -132,7 +132,7 @@ async def test_while_draining_nothing_is_made_and_nothing_spins(bench: Bench) ->
     await bench.machine(0)
 
 
-@pytest.mark.spec("41.4.6")
+@pytest.mark.spec("scaler 41.4.6")
 @benched(a_scaler(), settings={BACKOFF: 60_000})
 async def test_a_scaler_in_backoff_is_not_asked(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses()])
@@ -183,7 +183,7 @@ async def test_of_two_backoffs_the_earlier_one_ends_the_wait(bench: Bench) -> No
 # --- who is asked for
 
 
-@pytest.mark.spec("T1.11", "41.4.5", "D29")
+@pytest.mark.spec("T1.11", "scaler 41.4.5", "D29")
 @benched(a_scaler("local", max_agents=100), sweep_seconds=NO_SWEEP)
 async def test_a_pass_offers_the_ten_oldest_jobs_of_a_class(bench: Bench) -> None:
     bench.coordinator.drain.draining = True
@@ -234,7 +234,7 @@ async def test_a_waiting_job_goes_to_an_agent_that_is_idle_before_a_scaler_is_as
     assert not bench.orders
 
 
-@pytest.mark.spec("41.4.2")
+@pytest.mark.spec("scaler 41.4.2")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)), sweep_seconds=NO_SWEEP)
 async def test_an_error_for_one_class_does_not_stop_the_others(bench: Bench) -> None:
     bench.coordinator.drain.draining = True

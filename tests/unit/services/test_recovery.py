@@ -139,7 +139,7 @@ async def test_a_job_that_was_being_cancelled_is_cancelled_when_its_agent_return
 # --- what was booting
 
 
-@pytest.mark.spec("D28", "20.6.2")
+@pytest.mark.spec("D28", "scaler 20.6.2")
 @benched(a_scaler())
 async def test_a_spawn_that_was_booting_and_lives_serves_its_job(bench: Bench) -> None:
     job = await bench.submits("linux")
@@ -152,7 +152,7 @@ async def test_a_spawn_that_was_booting_and_lives_serves_its_job(bench: Bench) -
     assert await agent.starts() == job.id
 
 
-@pytest.mark.spec("D28", "20.6.2")
+@pytest.mark.spec("D28", "scaler 20.6.2")
 @benched(a_scaler())
 async def test_a_spawn_that_was_booting_and_is_gone_leaves_nothing_and_its_job_is_served_by_another(
     bench: Bench,
@@ -243,7 +243,7 @@ async def test_sessions_of_the_process_before_are_gone(bench: Bench) -> None:
 # --- other coordinators
 
 
-@pytest.mark.spec("T1.12", "H4", "20.6.3")
+@pytest.mark.spec("T1.12", "H4", "scaler 20.6.3")
 @benched(a_scaler(), is_started=False)
 async def test_jobs_and_spawns_of_another_coordinator_are_left_alone(bench: Bench) -> None:
     await bench.starts()
@@ -266,7 +266,7 @@ async def test_jobs_and_spawns_of_another_coordinator_are_left_alone(bench: Benc
 # --- trouble at the start
 
 
-@pytest.mark.spec("20.6.7")
+@pytest.mark.spec("scaler 20.6.7")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_a_backend_that_cannot_sweep_its_orphans_does_not_keep_the_others_from_it(bench: Bench) -> None:
     await bench.submits("windows")
@@ -285,7 +285,7 @@ async def test_a_backend_that_cannot_sweep_its_orphans_does_not_keep_the_others_
     assert not bench.machines.alive or len(bench.told(Event.SPAWN_ADMITTED)) == 2
 
 
-@pytest.mark.spec("20.4", "D28")
+@pytest.mark.spec("scaler 20.4", "D28")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_a_backend_that_cannot_look_at_its_host_does_not_stop_the_start_or_cost_its_jobs(bench: Bench) -> None:
     job, agent = await a_running_job(bench)
@@ -303,7 +303,7 @@ async def test_a_backend_that_cannot_look_at_its_host_does_not_stop_the_start_or
     assert await (await bench.made(1)).starts() == other.id
 
 
-@pytest.mark.spec("20.6.5")
+@pytest.mark.spec("scaler 20.6.5")
 @benched(a_scaler(), is_started=False)
 async def test_an_agent_that_comes_before_everything_is_taken_up_again_waits(bench: Bench) -> None:
     await bench.starts()

@@ -63,7 +63,7 @@ async def test_a_label_outside_of_the_token_is_refused_though_self_reports_pass(
     assert await bench.status(other_job) is JobStatus.QUEUED
 
 
-@pytest.mark.spec("21.6.12")
+@pytest.mark.spec("scaler 21.6.12")
 @benched()
 async def test_an_id_that_is_connected_with_one_token_cannot_be_taken_with_another(bench: Bench) -> None:
     first = await bench.an_agent("agent-1")
@@ -73,7 +73,7 @@ async def test_an_id_that_is_connected_with_one_token_cannot_be_taken_with_anoth
     assert await first.starts() == job.id
 
 
-@pytest.mark.spec("21.6.6")
+@pytest.mark.spec("scaler 21.6.6")
 @benched(a_scaler("one"), a_scaler("two", ("windows",)))
 async def test_a_made_id_without_a_record_is_refused_and_every_local_backend_reclaims_it(bench: Bench) -> None:
     stranger = await bench.a_program("scaler-bare-metal-deadbeef")
@@ -91,7 +91,7 @@ async def test_a_made_id_without_a_record_is_refused_and_every_local_backend_rec
     assert len(bench.coordinator.registry) == 0
 
 
-@pytest.mark.spec("T0.5", "21.6.7")
+@pytest.mark.spec("T0.5", "scaler 21.6.7")
 @pytest.mark.parametrize("done", [False, True], ids=["before the commit", "after the commit"])
 @benched(a_scaler("gpus", ("linux", "gpu"), mandatory_labels=("gpu",)))
 async def test_a_made_agent_that_the_store_could_not_register_comes_back_and_gets_its_gate_and_its_job(
@@ -114,7 +114,7 @@ async def test_a_made_agent_that_the_store_could_not_register_comes_back_and_get
     assert len(bench.orders) == 1
 
 
-@pytest.mark.spec("T0.5", "21.6.8", "D4")
+@pytest.mark.spec("T0.5", "scaler 21.6.8", "D4")
 @benched()
 async def test_a_static_agent_that_the_store_could_not_register_may_try_again(bench: Bench) -> None:
     agent = await bench.a_program()
@@ -159,7 +159,7 @@ async def test_an_agent_that_the_store_could_not_take_back_and_that_stays_away_l
     assert (await bench.ended(job, within=130)).status is JobStatus.FAILED
 
 
-@pytest.mark.spec("T2.5", "21.6.9")
+@pytest.mark.spec("T2.5", "scaler 21.6.9")
 @benched(a_scaler())
 async def test_a_socket_that_closes_while_its_agent_registers_leaves_no_agent_and_is_told_once(bench: Bench) -> None:
     job = await bench.submits("linux")
@@ -201,7 +201,7 @@ async def test_an_agent_whose_end_was_decided_while_it_registered_is_dismissed_a
 # --- what an agent is
 
 
-@pytest.mark.spec("21.6.1", "D3")
+@pytest.mark.spec("scaler 21.6.1", "D3")
 @benched(a_scaler("gpus", ("linux", "gpu"), mandatory_labels=("gpu",)))
 async def test_a_made_agent_is_acknowledged_with_its_job_and_its_row_lives_on(bench: Bench) -> None:
     job = await bench.submits("linux", "gpu")
@@ -218,7 +218,7 @@ async def test_a_made_agent_is_acknowledged_with_its_job_and_its_row_lives_on(be
     assert session.gate == {"gpu"}
 
 
-@pytest.mark.spec("21.6.10")
+@pytest.mark.spec("scaler 21.6.10")
 @benched(
     a_scaler("windows", ("windows", "box"), platform=Platform(Os.WINDOWS, Arch.X64)),
     a_scaler("linux", ("linux", "box"), platform=Platform(Os.LINUX, Arch.X64)),
@@ -264,7 +264,7 @@ async def test_a_repeated_registration_of_an_idle_static_agent_changes_nothing(b
     assert await agent.starts() == job.id
 
 
-@pytest.mark.spec("21.6.11")
+@pytest.mark.spec("scaler 21.6.11")
 @benched(a_scaler("local", max_agents=2))
 async def test_a_registration_ends_the_backoff_of_its_scaler(bench: Bench) -> None:
     await bench.submits("linux")

@@ -52,7 +52,7 @@ def count(answers: list[ScaleAnswer], kind: type[object]) -> int:
 # --- answers
 
 
-@pytest.mark.spec("T0.1", "9.6.1")
+@pytest.mark.spec("T0.1", "scaler 9.6.1")
 @benched(a_scaler())
 async def test_while_draining_every_request_is_skipped_and_nothing_is_made(bench: Bench) -> None:
     jobs = [await queued(bench, *labels) for labels in (("linux",), ("nobody-has-this",))]
@@ -64,7 +64,7 @@ async def test_while_draining_every_request_is_skipped_and_nothing_is_made(bench
     assert not await bench.spawns()
 
 
-@pytest.mark.spec("9.6.2")
+@pytest.mark.spec("scaler 9.6.2")
 @benched(a_scaler())
 async def test_labels_that_no_scaler_has_are_named(bench: Bench) -> None:
     (answer,) = await asked(bench, [await queued(bench, "linux", "gpu")])
@@ -74,7 +74,7 @@ async def test_labels_that_no_scaler_has_are_named(bench: Bench) -> None:
     assert answer.verdict.nearest[0].missing == ("gpu",)
 
 
-@pytest.mark.spec("9.6.3", "D13")
+@pytest.mark.spec("scaler 9.6.3", "D13")
 @benched(a_scaler(), settings={BACKOFF: 10_000})
 async def test_a_scaler_in_backoff_says_until_when_and_reserves_nothing(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses()])
@@ -88,7 +88,7 @@ async def test_a_scaler_in_backoff_says_until_when_and_reserves_nothing(bench: B
     assert not bench.coordinator.book.reservations
 
 
-@pytest.mark.spec("9.6.4")
+@pytest.mark.spec("scaler 9.6.4")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_the_backoff_of_one_scaler_does_not_concern_another(bench: Bench) -> None:
     bench.coordinator.failures.defer(ScalerName("one"), AgentId("somebody"), "it did not work", bench.clock.now())
@@ -96,7 +96,7 @@ async def test_the_backoff_of_one_scaler_does_not_concern_another(bench: Bench) 
     assert [type(answer) for answer in answers] == [Skipped, Spawning]
 
 
-@pytest.mark.spec("9.6.5")
+@pytest.mark.spec("scaler 9.6.5")
 @benched(a_scaler())
 async def test_an_agent_that_is_being_made_has_an_id_of_the_known_form(bench: Bench) -> None:
     (answer,) = await asked(bench, [await queued(bench, "linux")])
@@ -224,7 +224,7 @@ async def test_a_spawn_row_that_comes_and_goes_fails_this_request_and_not_the_sw
     assert await (await bench.made()).starts() == job.id
 
 
-@pytest.mark.spec("9.6.6")
+@pytest.mark.spec("scaler 9.6.6")
 @benched(a_scaler("local", max_agents=1))
 async def test_a_failed_spawn_leaves_nothing_and_the_next_request_succeeds(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([fails("it did not work")])
@@ -236,7 +236,7 @@ async def test_a_failed_spawn_leaves_nothing_and_the_next_request_succeeds(bench
     assert len(await bench.spawns()) == 1
 
 
-@pytest.mark.spec("9.6.7", "T0.6")
+@pytest.mark.spec("scaler 9.6.7", "T0.6")
 @benched(a_scaler(), settings={BACKOFF: 60_000})
 async def test_a_refused_launch_defers_the_scaler_and_the_job_carries_the_error(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses("no such program: kici-agent")])
@@ -268,7 +268,7 @@ def forever(script: SpawnScript) -> Iterator[SpawnScript]:
 # --- caps
 
 
-@pytest.mark.spec("T0.2", "10.7.1")
+@pytest.mark.spec("T0.2", "scaler 10.7.1")
 @benched(a_scaler("local", max_agents=1))
 async def test_of_ten_requests_at_one_moment_for_one_slot_one_is_served(bench: Bench) -> None:
     answers = await asked(bench, [await queued(bench, "linux") for _ in range(10)])
@@ -276,7 +276,7 @@ async def test_of_ten_requests_at_one_moment_for_one_slot_one_is_served(bench: B
     assert bench.metric("kici_orch_scaler_spawn_refusals_total") == 9
 
 
-@pytest.mark.spec("10.7.2")
+@pytest.mark.spec("scaler 10.7.2")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)), max_agents=2)
 async def test_the_host_has_a_cap_over_all_scalers(bench: Bench) -> None:
     jobs = [await queued(bench, *labels) for labels in (("linux",), ("windows",), ("linux",))]
@@ -288,7 +288,7 @@ async def test_the_host_has_a_cap_over_all_scalers(bench: Bench) -> None:
     assert refused.verdict.cap is CapName.GLOBAL_MAX_AGENTS
 
 
-@pytest.mark.spec("10.7.3")
+@pytest.mark.spec("scaler 10.7.3")
 @benched(a_scaler("local", label_sets=TWO_CPUS, resource_cap=Cap(max_cpu=4)))
 async def test_a_cap_on_cpus_may_be_reached_exactly_and_not_exceeded(bench: Bench) -> None:
     answers = await asked(bench, [await queued(bench, "linux") for _ in range(3)])
@@ -297,7 +297,7 @@ async def test_a_cap_on_cpus_may_be_reached_exactly_and_not_exceeded(bench: Benc
     assert bench.metric("kici_orch_scaler_cpus_used", scaler="local", scalerType="bare-metal", machinePool="") == 4
 
 
-@pytest.mark.spec("10.7.3")
+@pytest.mark.spec("scaler 10.7.3")
 @benched(a_scaler(), cap=Cap(max_memory_bytes=3 * 1024**3))
 async def test_the_host_has_a_cap_on_memory_and_a_job_that_can_never_fit_is_told_so(bench: Bench) -> None:
     jobs = [await queued(bench, "linux", memory=memory) for memory in ("2g", "2g", "4g")]
@@ -310,14 +310,14 @@ async def test_the_host_has_a_cap_on_memory_and_a_job_that_can_never_fit_is_told
     assert too_large.verdict.is_hopeless
 
 
-@pytest.mark.spec("10.7.8")
+@pytest.mark.spec("scaler 10.7.8")
 @benched(a_scaler("local", label_sets=TWO_CPUS, resource_cap=Cap(max_cpu=100)))
 async def test_a_dimension_without_a_cap_never_refuses(bench: Bench) -> None:
     answers = await asked(bench, [await queued(bench, "linux", memory="1000g") for _ in range(3)])
     assert count(answers, Spawning) == 3
 
 
-@pytest.mark.spec("10.7.5")
+@pytest.mark.spec("scaler 10.7.5")
 @benched(a_scaler("local", label_sets=TWO_CPUS))
 async def test_a_reservation_is_given_back_once_however_often_the_end_is_told(bench: Bench) -> None:
     await bench.submits("linux")
@@ -351,7 +351,7 @@ async def test_an_id_that_is_taken_is_minted_anew(bench: Bench) -> None:
 # --- width and deadline of spawns
 
 
-@pytest.mark.spec("9.6.9", "11.3.1")
+@pytest.mark.spec("scaler 9.6.9", "scaler 11.3.1")
 @benched(a_scaler("local", max_concurrent_spawns=2))
 async def test_no_more_spawns_run_than_the_width_and_they_go_in_order(bench: Bench) -> None:
     bench.backends["local"].scripts = forever(slow(10))
@@ -370,7 +370,7 @@ async def test_no_more_spawns_run_than_the_width_and_they_go_in_order(bench: Ben
         assert made_together == {job.id for job in jobs[first : first + 2]}
 
 
-@pytest.mark.spec("11.3.2")
+@pytest.mark.spec("scaler 11.3.2")
 @benched(a_scaler("local", max_agents=1), settings={DEADLINE: 20_000})
 async def test_a_spawn_that_hangs_is_called_off_at_the_deadline_and_its_place_is_free(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([slow(float("inf"))])
@@ -383,7 +383,37 @@ async def test_a_spawn_that_hangs_is_called_off_at_the_deadline_and_its_place_is
     assert len(bench.coordinator.spawns) == 1
 
 
-@pytest.mark.spec("11.3.4")
+@pytest.mark.spec("scaler 11.3.3")
+@benched(a_scaler("local", max_agents=1), settings={DEADLINE: 20_000})
+async def test_what_a_backend_raises_after_the_deadline_does_not_hide_it(bench: Bench) -> None:
+    async def stubborn(*_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(5)
+            raise Retryable("undoing it failed")
+
+    backend = bench.backends["local"]
+    real, backend.spawn = backend.spawn, stubborn  # type: ignore[method-assign, assignment]  # slow to give up
+    job = await bench.submits("linux")
+    await bench.until(lambda: bool(bench.told(Event.SPAWN_FAILED)), within=30)
+    backend.spawn = real  # type: ignore[method-assign]  # mended
+    assert bench.told(Event.SPAWN_FAILED)[0]["error"] == "scaler spawn timed out after 20000 ms"
+    assert await (await bench.made()).starts(within=30) == job.id
+
+
+@benched(a_scaler())
+async def test_a_timeout_within_a_backend_is_not_called_the_deadline(bench: Bench) -> None:
+    async def slow_engine(*_: object) -> None:
+        raise TimeoutError("the engine did not answer within 10 s")
+
+    bench.backends["local"].spawn = slow_engine  # type: ignore[method-assign, assignment]  # it leaks its own
+    job = await bench.submits("linux")
+    await bench.until(lambda: bool(bench.told(Event.SPAWN_FAILED)), within=30)
+    assert "the engine did not answer" in ((await bench.job(job)).last_provisioning_error or "")
+
+
+@pytest.mark.spec("scaler 11.3.4")
 @benched(a_scaler(), settings={DEADLINE: 60_000})
 async def test_an_org_has_its_own_deadline_for_spawns(bench: Bench) -> None:
     bench.backends["local"].scripts = forever(slow(float("inf")))
@@ -398,7 +428,7 @@ async def test_an_org_has_its_own_deadline_for_spawns(bench: Bench) -> None:
     await bench.until(lambda: any(fields["job_id"] == other.id for fields in bench.told(Event.SPAWN_FAILED)), within=70)
 
 
-@pytest.mark.spec("11.3.5")
+@pytest.mark.spec("scaler 11.3.5")
 @benched(a_scaler("local", max_concurrent_spawns=1))
 async def test_an_exception_in_a_spawn_frees_its_place_in_the_line(bench: Bench) -> None:
     async def explodes(*_: object) -> None:
@@ -415,7 +445,7 @@ async def test_an_exception_in_a_spawn_frees_its_place_in_the_line(bench: Bench)
 # --- an agent and its spawn
 
 
-@pytest.mark.spec("12")
+@pytest.mark.spec("scaler 12")
 @benched(a_scaler())
 async def test_an_agent_may_register_before_its_spawn_returns(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(settle_seconds=20)])

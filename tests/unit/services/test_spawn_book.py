@@ -77,6 +77,13 @@ def test_one_that_is_being_ended_is_not_booting_though_its_row_says_so() -> None
     assert not spawn.is_booting
 
 
+def test_one_that_is_being_ended_serves_nobody() -> None:
+    book, spawn = SpawnBook(), tracked()
+    book.add(spawn)
+    spawn.is_ending = True
+    assert book.serving(JOB) is None
+
+
 def test_removing_twice_or_something_else_of_the_same_id_changes_nothing() -> None:
     book, spawn, other = SpawnBook(), tracked(), tracked()
     book.add(spawn)

@@ -12,7 +12,7 @@ DEADLINE = knobs.SCALER_SPAWN_TIMEOUT_MS.name
 BACKOFF = knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name
 
 
-@pytest.mark.spec("14.6.1", "14.6.3")
+@pytest.mark.spec("scaler 14.6.1", "scaler 14.6.3")
 @benched(a_scaler("local", max_agents=1), settings={BACKOFF: 1_000})
 async def test_an_agent_that_does_not_come_within_five_minutes_is_ended_and_another_is_made(bench: Bench) -> None:
     job = await bench.submits("linux", queue_timeout_ms=0)
@@ -26,7 +26,7 @@ async def test_an_agent_that_does_not_come_within_five_minutes_is_ended_and_anot
     assert await agent.starts() == job.id
 
 
-@pytest.mark.spec("14.6.2")
+@pytest.mark.spec("scaler 14.6.2")
 @benched(a_scaler(), settings={DEADLINE: 900_000})
 async def test_a_longer_deadline_for_spawns_is_a_longer_wait_for_agents(bench: Bench) -> None:
     await bench.submits("linux", queue_timeout_ms=0)
@@ -36,7 +36,7 @@ async def test_a_longer_deadline_for_spawns_is_a_longer_wait_for_agents(bench: B
     await bench.until(lambda: bool(bench.told(Event.SPAWN_PRUNED)), within=310)
 
 
-@pytest.mark.spec("14.6.1")
+@pytest.mark.spec("scaler 14.6.1")
 @benched(a_scaler(), settings={DEADLINE: 20_000})
 async def test_a_shorter_deadline_for_spawns_does_not_shorten_the_wait(bench: Bench) -> None:
     job = await bench.submits("linux")
@@ -46,7 +46,7 @@ async def test_a_shorter_deadline_for_spawns_does_not_shorten_the_wait(bench: Be
     assert await agent.starts() == job.id
 
 
-@pytest.mark.spec("9.6.10")
+@pytest.mark.spec("scaler 9.6.10")
 @benched(a_scaler("local", max_concurrent_spawns=1), settings={DEADLINE: 600_000})
 async def test_a_spawn_that_stands_in_line_is_not_stale_however_old_it_is(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(seconds=599)])
@@ -57,7 +57,7 @@ async def test_a_spawn_that_stands_in_line_is_not_stale_however_old_it_is(bench:
     assert await agent.starts() == waiting.id
 
 
-@pytest.mark.spec("14.6.3", "12")
+@pytest.mark.spec("scaler 14.6.3", "scaler 12")
 @benched(a_scaler(), settings={DEADLINE: 300_000})
 async def test_a_spawn_that_hangs_past_the_window_is_ended_once(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(seconds=0.1, settle_seconds=float(10_000))])
@@ -68,7 +68,7 @@ async def test_a_spawn_that_hangs_past_the_window_is_ended_once(bench: Bench) ->
     assert [end["agent_id"] for end in bench.told(Event.SPAWN_DESTROYED)] == [order.agent_id]
 
 
-@pytest.mark.spec("14.6.10")
+@pytest.mark.spec("scaler 14.6.10")
 @benched(a_scaler("local", max_agents=4), settings={BACKOFF: 900_000})
 async def test_two_passes_over_a_stale_spawn_end_it_once(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(destroy_seconds=60)])

@@ -35,7 +35,7 @@ async def test_the_row_is_ending_before_the_compute_ends_and_goes_after_it(bench
     await bench.is_clean()
 
 
-@pytest.mark.spec("22.5.2", "D3")
+@pytest.mark.spec("scaler 22.5.2", "D3")
 @benched(a_scaler())
 async def test_a_compute_that_cannot_be_ended_keeps_its_row_and_gives_its_reservation_back(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([SpawnScript(destroy_failures=3)])
