@@ -3,7 +3,7 @@
 The references come from another program on a machine of this kind (PostgreSQL with fsync, two shared cores): an
 order of magnitude, not a rival.  Run it on a quiet machine; every figure is a median or a best of several.
 
-    python -m tests.bench [store] [decide] [config] [spawn] [coordinator]
+    python -m tests.bench [store] [decide] [config] [scaler] [spawn] [coordinator]
 """
 
 import importlib
@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from tests.bench.row import Row
 from tests.engines import migrated_database, postgres_server
 
 from kici.testing import engines
@@ -46,6 +47,10 @@ KNOWN = (
     Known("match 10 scalers", "70 k/s", ">= 200 k/s"),
     Known("match 100 scalers", "3.8 k/s", ">= 200 k/s"),
     Known("match 1000 scalers", "0.4 k/s", ">= 200 k/s"),
+    Known("requestScale, no store, 100x10", "-", ">= 10 k/s"),
+    Known("requestScale, durable", "-", ">= 3 k/s"),
+    Known("one tick of 100 pools", "-", "<= 3 ms"),
+    Known("recovery of 10 000", "-", "<= 0.25 s"),
     Known("RSS with 2000 connected agents", "-", "<= 150 MB"),
     Known("read 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
     Known("read 1000 scalers x 1 sets", "-", "<= 800 ms"),
@@ -56,12 +61,11 @@ def known(measure: str) -> Known | None:
     return next((each for each in KNOWN if each.part in measure), None)
 
 
-def show(rows: Iterable[Any]) -> None:
+def show(rows: Iterable[Row]) -> None:
     for row in rows:
         found = known(row.measure)
-        store = getattr(row, "store", "")
         compared = f"  [reference {found.reference}, target {found.target}]" if found else ""
-        print(f"  {row.measure:58} {store:9} {row.value:12.3f} {row.unit:6} {row.method}{compared}", flush=True)
+        print(f"  {row.measure:58} {row.store:9} {row.value:12.3f} {row.unit:6} {row.method}{compared}", flush=True)
 
 
 @contextmanager
@@ -76,7 +80,7 @@ def stores() -> Iterator[dict[str, str | None]]:
         yield {"sqlite": None, "postgres": url}
 
 
-def coordinator_rows(say: Callable[[str], None]) -> Iterable[Any]:
+def coordinator_rows(say: Callable[[str], None]) -> Iterable[Row]:
     bench = importlib.import_module("tests.bench.bench_coordinator")
     with stores() as chosen:
         return list(bench.rows(chosen, say))
@@ -88,7 +92,7 @@ def main(chosen: list[str]) -> None:
     def say(text: str) -> None:
         print(f"  ... {text} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
 
-    for name in ("decide", "config", "store", "spawn", "coordinator"):
+    for name in ("decide", "config", "store", "scaler", "spawn", "coordinator"):
         if chosen and name not in chosen:
             continue
         module = importlib.import_module(f"tests.bench.bench_{name}")

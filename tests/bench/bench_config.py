@@ -3,20 +3,15 @@
 import sys
 import time
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
+
+from tests.bench.row import Row
 
 from kici.config.environment import read_settings
 from kici.config.load import load_text
 
 SIZES: Final = ((100, 10), (1000, 1), (1000, 10))
 BUDGET_MS: Final = {(100, 10): 150, (1000, 1): 800}
-
-
-class Row(NamedTuple):
-    measure: str
-    value: float
-    unit: str
-    method: str
 
 
 def document(scalers: int, sets: int) -> bytes:

@@ -17,9 +17,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
+from tests.bench.row import Row
 
 from kici.testing.programs import KICI, CoordinatorProgram, environment, marked
 
@@ -42,14 +43,6 @@ scalers:
       - labels: [exec]
         binaryPath: {agent}
 """
-
-
-class Row(NamedTuple):
-    measure: str
-    store: str
-    value: float
-    unit: str
-    method: str
 
 
 class Bench:
@@ -156,9 +149,9 @@ async def measure_start(store: str, url: str | None) -> list[Row]:
             memory = rss_mb(bench.pid)
             bench.program.stop(signal.SIGTERM)
         rows.append(
-            Row("start to ready", store, statistics.median(seconds), "s", "median of 5, program to endpoint file")
+            Row("start to ready", statistics.median(seconds), "s", "median of 5, program to endpoint file", store)
         )
-        rows.append(Row("RSS idle", store, memory, "MB", "VmRSS half a second after ready"))
+        rows.append(Row("RSS idle", memory, "MB", "VmRSS half a second after ready", store))
     return rows
 
 
@@ -172,8 +165,8 @@ async def measure_cold(bench: Bench, label: str, count: int) -> list[Row]:
         await asyncio.sleep(0.2)
     how = f"{count} jobs one at a time, each with an agent of its own"
     rows = [
-        Row(f"submit to first output, fresh agent by {label}, p50", bench.store, percentile(seconds, 0.5), "s", how),
-        Row(f"submit to first output, fresh agent by {label}, p99", bench.store, percentile(seconds, 0.99), "s", how),
+        Row(f"submit to first output, fresh agent by {label}, p50", percentile(seconds, 0.5), "s", how, bench.store),
+        Row(f"submit to first output, fresh agent by {label}, p99", percentile(seconds, 0.99), "s", how, bench.store),
     ]
     return rows + parts(bench, label, jobs, how)
 
@@ -209,7 +202,7 @@ def parts(bench: Bench, label: str, jobs: list[str], how: str) -> list[Row]:
         taken = [at[job][after] - at[job][before] for job in jobs if {before, after} <= at[job].keys()]
         if taken:
             what = f"{name}, fresh agent by {label}, p50" if " " in name else f"  part {name}, by {label}, p50"
-            rows.append(Row(what, bench.store, percentile(taken, 0.5), "s", f"{how}; log times, 1 ms"))
+            rows.append(Row(what, percentile(taken, 0.5), "s", f"{how}; log times, 1 ms", bench.store))
     return rows
 
 
@@ -226,10 +219,10 @@ async def measure_burst(bench: Bench, label: str, count: int) -> Row:
     await bench.over({task.result() for task in tasks})
     return Row(
         f"burst of {count} cold jobs by {label}, last finished",
-        bench.store,
         time.perf_counter() - began,
         "s",
         "submitted at once, one agent each",
+        bench.store,
     )
 
 
@@ -274,9 +267,9 @@ async def measure_warm(bench: Bench, count: int) -> list[Row]:
             await asyncio.sleep(0.02)
         how = f"{count} jobs one at a time on one waiting agent"
         rows = [
-            Row("submit to first output, idle agent, p50", bench.store, percentile(seconds, 0.5), "s", how),
-            Row("submit to first output, idle agent, p99", bench.store, percentile(seconds, 0.99), "s", how),
-            Row("RSS of an idle agent by exec", bench.store, rss_mb(process.pid), "MB", "VmRSS after jobs"),
+            Row("submit to first output, idle agent, p50", percentile(seconds, 0.5), "s", how, bench.store),
+            Row("submit to first output, idle agent, p99", percentile(seconds, 0.99), "s", how, bench.store),
+            Row("RSS of an idle agent by exec", rss_mb(process.pid), "MB", "VmRSS after jobs", bench.store),
         ]
         return [*rows, _received(bench, jobs, how)]
     finally:
@@ -293,7 +286,7 @@ def _received(bench: Bench, jobs: list[str], how: str) -> Row:
             submitted[line["run_id"]] = _seconds(line["time"])
         if line["event"] == "job.started" and line["job_id"] in jobs:
             taken.append(_seconds(line["time"]) - submitted[line["run_id"]])
-    return Row("submit to job received, idle agent, p50", bench.store, percentile(taken, 0.5), "s", f"{how}; log, 1 ms")
+    return Row("submit to job received, idle agent, p50", percentile(taken, 0.5), "s", f"{how}; log, 1 ms", bench.store)
 
 
 async def until_agents(bench: Bench, count: int) -> None:
@@ -320,7 +313,7 @@ async def measure_rate(bench: Bench, agents: int, count: int) -> Row:
             tasks = [group.create_task(one()) for _ in range(count)]
         await bench.over({task.result() for task in tasks})
         rate = count / (time.perf_counter() - began)
-    return Row(f"jobs per second through {agents} idle agents", bench.store, rate, "/s", f"{count} trivial jobs")
+    return Row(f"jobs per second through {agents} idle agents", rate, "/s", f"{count} trivial jobs", bench.store)
 
 
 async def measure_connections(bench: Bench, count: int) -> list[Row]:
@@ -328,7 +321,7 @@ async def measure_connections(bench: Bench, count: int) -> list[Row]:
         await until_agents(bench, count)
         await asyncio.sleep(1)
         memory = rss_mb(bench.pid)
-    return [Row(f"RSS with {count} connected agents", bench.store, memory, "MB", "VmRSS, idle connections")]
+    return [Row(f"RSS with {count} connected agents", memory, "MB", "VmRSS, idle connections", bench.store)]
 
 
 async def measure_zygote_memory(bench: Bench) -> list[Row]:
@@ -341,7 +334,7 @@ async def measure_zygote_memory(bench: Bench) -> list[Row]:
     if not shares:
         return []
     return [
-        Row("PSS of an agent by zygote", bench.store, statistics.median(shares), "MB", f"{len(shares)} agents at once")
+        Row("PSS of an agent by zygote", statistics.median(shares), "MB", f"{len(shares)} agents at once", bench.store)
     ]
 
 

@@ -3,7 +3,8 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+
+from tests.bench.row import Row
 
 from kici.decide.admit import Active, Cap, HostCaps, ScalerCaps, Usage, admit
 from kici.decide.entries import Routable
@@ -16,13 +17,6 @@ from kici.domain.resources import Amount
 
 SIZES = ((10, 5), (100, 10), (1000, 10))
 SECONDS = 0.3
-
-
-class Row(NamedTuple):
-    measure: str
-    value: float
-    unit: str
-    method: str
 
 
 def fleet(scalers: int, sets: int) -> list[Routable]:

@@ -8,7 +8,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.bench.row import Row
 
 from kici.adapters.cgroups import NoCgroups
 from kici.adapters.clock import RealClock
@@ -29,13 +30,6 @@ SINGLES = 40
 BURST = 50
 TARGET = "kici.agent.program:run"
 FIRST_WORD_SECONDS = 30.0
-
-
-class Row(NamedTuple):
-    measure: str
-    value: float
-    unit: str
-    method: str
 
 
 class Bench:

@@ -11,11 +11,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import uvloop
+from tests.bench.row import Row
 from tests.engines import Server, postgres_server
 
 from kici.domain.ids import AgentId, ClassId, JobId, RunId
@@ -34,15 +35,6 @@ BACKLOGS: Final = (100, 10_000, 100_000)
 CLASSES: Final = 20
 CLAIMS: Final = 300
 SPEC: Final = a_spec("/bin/sh", "-e", "-c", "make test\n" * 20, env={f"NAME_{n}": "value" * 4 for n in range(10)})
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    measure: str
-    store: str
-    value: float
-    unit: str
-    method: str
 
 
 def job_id(prefix: str, number: int) -> str:
@@ -78,14 +70,14 @@ async def measure_path(store: Store, name: str, count: int) -> list[Row]:
     """Submit, claim, start and finish, by one caller and by several."""
     rows = []
     for width in (1, TOGETHER):
-        how = f"{count} jobs, {'one at a time' if width == 1 else f'{width} at once'}"
+        how, who = f"{count} jobs", "one at a time" if width == 1 else "ten at once"
         prefix, label = f"path{width}", f"w{width}"
         held: list[tuple[JobId, AgentId]] = []
 
         async def submit(number: int, prefix: str = prefix, label: str = label) -> None:
             await submit_one(store, prefix, number, label)
 
-        rows.append(Row("submit", name, await timed(count, width, submit), "jobs/s", how))
+        rows.append(Row(f"submit, {who}", await timed(count, width, submit), "jobs/s", how, name))
         classes = [waiting.class_id for waiting in await store.waiting_classes(limit=100)]
 
         async def claim(
@@ -103,9 +95,9 @@ async def measure_path(store: Store, name: str, count: int) -> list[Row]:
             id, agent_id = held[number]
             assert await store.finish_job(id, SUCCESS, agent_id=agent_id, from_statuses=RUNNING)
 
-        rows.append(Row("claim", name, await timed(count, width, claim), "jobs/s", how))
-        rows.append(Row("start", name, await timed(count, width, start), "jobs/s", how))
-        rows.append(Row("finish", name, await timed(count, width, finish), "jobs/s", how))
+        rows.append(Row(f"claim, {who}", await timed(count, width, claim), "jobs/s", how, name))
+        rows.append(Row(f"start, {who}", await timed(count, width, start), "jobs/s", how, name))
+        rows.append(Row(f"finish, {who}", await timed(count, width, finish), "jobs/s", how, name))
     return rows
 
 
@@ -129,8 +121,8 @@ async def measure_spawns(store: Store, name: str, count: int) -> list[Row]:
             assert done is not None
             assert done.job is not None
 
-        rows.append(Row("insert spawn", name, await timed(count, width, insert), "agents/s", how))
-        rows.append(Row("register with bound job", name, await timed(count, width, register), "agents/s", how))
+        rows.append(Row("insert spawn", await timed(count, width, insert), "agents/s", how, name))
+        rows.append(Row("register with bound job", await timed(count, width, register), "agents/s", how, name))
     return rows
 
 
@@ -142,7 +134,7 @@ async def measure_batches(store: Store, name: str, count: int) -> Row:
 
     rate = await timed(submits, TOGETHER, submit) * ROWS_PER_SUBMIT
     how = f"{submits} runs of {ROWS_PER_SUBMIT} jobs, {TOGETHER} at once"
-    return Row("submit in runs", name, rate, "jobs/s", how)
+    return Row("submit, multi-row", rate, "jobs/s", how, name)
 
 
 async def measure_backlog(store: Store, name: str) -> list[Row]:
@@ -164,9 +156,9 @@ async def measure_backlog(store: Store, name: str) -> list[Row]:
         for measure, asked in (("claim that fits", classes), ("claim that finds nothing", elsewhere)):
             value = await claim_ms(store, asked)
             how = f"{backlog} waiting in {len(classes)} classes, median of {CLAIMS}, one at a time"
-            rows.append(Row(measure, name, value, "ms", how))
+            rows.append(Row(measure, value, "ms", how, name))
         scan = [await seconds(store.waiting_classes(limit=100)) for _ in range(20)]
-        rows.append(Row("waiting classes", name, statistics.median(scan) * 1000, "ms", f"{backlog} waiting"))
+        rows.append(Row("waiting classes", statistics.median(scan) * 1000, "ms", f"{backlog} waiting", name))
     return rows
 
 
@@ -216,16 +208,16 @@ async def measure(name: str, server: Server | None, folder: Path, count: int) ->
     return rows
 
 
-def bench(stores: Sequence[str] = ("sqlite", "postgres"), *, count: int = JOBS) -> list[Row]:
+def rows(stores: Sequence[str] = ("sqlite", "postgres"), *, count: int = JOBS) -> list[Row]:
     """Everything, for the stores that this machine has."""
-    rows: list[Row] = []
+    found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="kici-bench-") as folder:
         if "sqlite" in stores:
-            rows += uvloop.run(measure("sqlite", None, Path(folder), count))
+            found += uvloop.run(measure("sqlite", None, Path(folder), count))
         if "postgres" in stores and engines.absence("postgres") is None:
             with postgres_server(fsync=True) as server:
-                rows += uvloop.run(measure("postgres", server, Path(folder), count))
-    return rows
+                found += uvloop.run(measure("postgres", server, Path(folder), count))
+    return found
 
 
 def main() -> None:
@@ -233,7 +225,7 @@ def main() -> None:
     parser.add_argument("stores", nargs="*", default=["sqlite", "postgres"])
     parser.add_argument("--jobs", type=int, default=JOBS)
     chosen = parser.parse_args()
-    for row in bench(chosen.stores, count=chosen.jobs):
+    for row in rows(chosen.stores, count=chosen.jobs):
         print(f"{row.store:9} {row.measure:26} {row.value:10.2f} {row.unit:9} {row.method}")
 
 
