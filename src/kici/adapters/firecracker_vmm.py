@@ -134,11 +134,11 @@ class FirecrackerVmm:
     async def problems(self) -> list[str]:
         found = []
         for what, path in (("firecrackerPath", self._jail.firecracker), ("jailerPath", self._jail.jailer)):
-            if not os.access(path, os.X_OK):
-                state = "may not be executed by us" if os.path.exists(path) else "is not there"  # noqa: ASYNC240
+            state = _state(Path(path), os.X_OK)
+            if state is not None:
                 found.append(f"{what} {path} {state}; install it or mend the path")
-        if not os.access(KVM, os.R_OK | os.W_OK):
-            state = "may not be used by us" if KVM.exists() else "is not there"
+        state = _state(KVM, os.R_OK | os.W_OK)
+        if state is not None:
             found.append(f"{KVM} {state}; vmm: qemu with accel: tcg works without it")
         return found
 
@@ -226,6 +226,13 @@ class FirecrackerVmm:
 
     def _socket(self, place: VmPlace) -> Path:
         return place.root / SOCKET
+
+
+def _state(path: Path, mode: int) -> str | None:
+    """What is wrong with a file that we need; None: nothing."""
+    if os.access(path, mode):
+        return None
+    return "may not be used by us" if path.exists() else "is not there"
 
 
 def _faults(pid: int, place: VmPlace) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import platform
 import shutil
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -65,8 +65,8 @@ class QemuTools:
     """`auto`, `kvm` or `tcg`, as configured."""
     run_as: tuple[int, int] | None = None
     """uid and gid that machines run as; None: ours."""
-    wait_seconds: float = 30.0
-    """How long a new process may take to answer."""
+    socket_wait_ms: Callable[[], int] = lambda: 30_000
+    """How long a new process may take to answer, asked for each start."""
     host: QemuHost = field(default_factory=lambda: this_qemu_host())
 
 
@@ -173,13 +173,12 @@ class QemuVmm:
         process = await self._tools.processes.start(
             Program(argv=argv, env={"PATH": PATH}, cwd=place.folder, output=place.console, mark=spec.mark)
         )
+        seconds = self._tools.socket_wait_ms() / 1000
         try:
-            async with asyncio.timeout(self._tools.wait_seconds):
+            async with asyncio.timeout(seconds):
                 await self._up(place, process)
         except TimeoutError as error:
-            raise Retryable(
-                f"QEMU did not open its monitor within {self._tools.wait_seconds:g} s{_last_words(place)}"
-            ) from error
+            raise Retryable(f"QEMU did not open its monitor within {seconds:g} s{_last_words(place)}") from error
         finally:
             process.close()
         vm = self.hold(place, self.probe(place))

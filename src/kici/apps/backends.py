@@ -2,7 +2,7 @@
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from kici.backends.container.backend import ContainerBackend
 from kici.backends.container.factory import makes_containers
 from kici.backends.event.backend import EventBackend
 from kici.backends.event.factory import event_settings
-from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig
+from kici.config.model import BackendType, FirecrackerNetwork, LabelSet, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.launch import LaunchHost
 from kici.decide.route import Router
@@ -28,12 +28,14 @@ from kici.domain.ids import InstanceId, ScalerName
 from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
+from kici.ports.addresses import AddressStore
 from kici.ports.backend import Backend, OnExit
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 
 if TYPE_CHECKING:
     from kici.apps.containers import Containers
+    from kici.apps.microvms import MicroVms
 
 AGENT: Final = "kici.agent.program:run"
 """What the zygote runs in each process that it makes."""
@@ -55,6 +57,10 @@ class Site:
     """What is made on shared engines carries it."""
     provisioning: Provisioning
     """How event scalers ask for machines."""
+    addresses: AddressStore | None = None
+    """Where addresses of microVMs are kept; None: in memory."""
+    socket_wait_ms: Callable[[], int] = lambda: 30_000
+    """How long a new VMM may take to answer, as set now."""
 
     @property
     def host(self) -> Host:
@@ -83,9 +89,12 @@ class FleetBuilder:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._makes_containers: dict[ScalerName, bool] = {}
+        self.network = FirecrackerNetwork()
+        """The bridge of microVMs that are built from now on."""
 
     def fleet(self, config: ScalersConfig) -> Fleet:
         """All scalers of a configuration.  Raises `Misconfigured` for what this version cannot make."""
+        self.network = config.firecracker
         return Fleet(
             runtimes={entry.name: self.build(entry) for entry in config.scalers},
             router=Router(routables(config, self._site.host)),
@@ -104,11 +113,8 @@ class FleetBuilder:
         return runtime
 
     def check(self, entry: ScalerEntry) -> None:
-        if not makes_containers(entry) and entry.type not in (BackendType.BARE_METAL, BackendType.EVENT):
-            raise Misconfigured(
-                f"scaler {entry.name}: this version makes bare-metal, container and event agents only, not "
-                f"{entry.type} ones; take the entry out of the file that this host reads"
-            )
+        if entry.type is BackendType.FIRECRACKER:
+            self._microvms.check(entry)
         if self._makes_containers.get(entry.name, makes_containers(entry)) != makes_containers(entry):
             raise Misconfigured(
                 f"scaler {entry.name}: its agents cannot become containers, or processes, while it runs; "
@@ -120,6 +126,8 @@ class FleetBuilder:
             runtime.backend.settings = event_settings(entry)
         elif isinstance(runtime.backend, BareMetalBackend):
             runtime.backend.configure(settings_of(entry, self._site.data_dir))
+        elif entry.type is BackendType.FIRECRACKER:
+            self._microvms.apply(runtime.backend, entry)
         else:
             assert isinstance(runtime.backend, ContainerBackend), runtime.backend
             self._containers.apply(runtime.backend, entry)
@@ -133,6 +141,8 @@ class FleetBuilder:
             labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
         elif row.backend_type == BackendType.EVENT:
             labels = LabelSet(labels=row.label_set)
+        elif row.backend_type == BackendType.FIRECRACKER:
+            return self._retired_microvms(row)
         else:
             return None
         kind = BackendType(row.backend_type)
@@ -151,6 +161,8 @@ class FleetBuilder:
                 clock=self._site.clock,
                 entropy=self._site.provisioning.entropy,
             )
+        if entry.type is BackendType.FIRECRACKER:
+            return self._microvms.build(entry, self.network)
         if makes_containers(entry):
             return self._containers.build(entry)
         return make_backend(
@@ -161,6 +173,17 @@ class FleetBuilder:
             supervisor=self._site.supervisor,
             on_exit=self._site.on_exit,
         )
+
+    def _retired_microvms(self, row: Spawn) -> ScalerRuntime | None:
+        """As its machines' records say that they were made."""
+        entry = self._microvms.entry_of_records(row)
+        return None if entry is None else self.build(entry)
+
+    @cached_property
+    def _microvms(self) -> "MicroVms":
+        from kici.apps.microvms import MicroVms
+
+        return MicroVms(self._site)
 
     @cached_property
     def _containers(self) -> "Containers":

@@ -15,6 +15,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.services.absent_instances import AbsentInstances
 from kici.services.clustering import OwnRows, PatientScaling, RemoteCancels
+from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
 
 if TYPE_CHECKING:
@@ -58,6 +59,13 @@ class Cluster:
         acts[RequestKind.CANCEL] = cancels.asked
         acts[RequestKind.RELOAD] = self._asked_to_reload
         acts[RequestKind.DRAIN_AGENT] = self._asked_to_drain
+        self.live_vms = LiveVms(
+            local=LocalVms(manager=one.manager, spawns=one.spawns, registry=one.registry),
+            store=given.store,
+            instance_id=one.instance_id,
+            requests=self.requests,
+        )
+        acts[RequestKind.LIVE_VMS] = self.live_vms.answer
         one.jobs.remote = cancels
         self._join()
         self.absent_instances = AbsentInstances(

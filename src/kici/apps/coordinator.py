@@ -181,11 +181,16 @@ class _Program:
                 find_claims=lambda: coordinator.claims,
                 entropy=self._entropy,
             ),
+            addresses=store,
+            socket_wait_ms=lambda: coordinator.settings.peek(knobs.FIRECRACKER_API_SOCKET_WAIT_MS),
         )
         builder = FleetBuilder(site)
 
         async def read() -> ScalersConfig | tuple[str, ...]:
-            return await asyncio.to_thread(_read_scalers, settings)
+            found = await asyncio.to_thread(_read_scalers, settings)
+            if isinstance(found, ScalersConfig):
+                builder.network = found.firecracker
+            return found
 
         now = self._clock.now()
         coordinator = Coordinator(

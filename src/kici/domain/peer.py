@@ -34,6 +34,8 @@ class RequestKind(StrEnum):
     CANCEL = "cancel"
     """Tell the agent of a job, or of all jobs of a run, to stop."""
     DRAIN_AGENT = "drain-agent"
+    LIVE_VMS = "live-vms"
+    """List the microVMs that run on its host, or stop some that nobody tracks."""
     RELOAD = "reload"
 
 

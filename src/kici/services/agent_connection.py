@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar, assert_never
 from kici.decide.dispatch import LossCause
 from kici.domain.agent import AgentToken
 from kici.domain.errors import Conflict, Denied, NoCapacity, StoreDown
-from kici.domain.ids import ConnectionId, JobId
+from kici.domain.ids import AgentId, ConnectionId, JobId
 from kici.domain.logs import NewChunk, Stream
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -38,6 +38,7 @@ from kici.wire.messages import (
     ClaimCredentials,
     ClaimCredentialsResponse,
     CloseCode,
+    ConfigAck,
     Credentials,
     ErrorMessage,
     JobAck,
@@ -60,6 +61,10 @@ class Doors(Protocol):
     async def authenticate(self, connection: "AgentConnection", token: str | None) -> None: ...
 
     async def register(self, connection: "AgentConnection", message: AgentRegister) -> None: ...
+
+    def config_acked(self, agent_id: AgentId) -> None:
+        """The agent has taken its boot configuration."""
+        ...
 
     async def gone(self, connection: "AgentConnection", why: str) -> None:
         """The one loss funnel.  Safe to call again."""
@@ -216,6 +221,8 @@ class AgentConnection:
                 await self._output(agent, message)
             case AgentStatus(draining=draining):
                 await self._patiently(lambda: self._work.lifecycle.said(agent, draining=draining))
+            case ConfigAck():
+                self._doors.config_acked(agent.agent_id)
             case AgentLeaving(reason=reason):
                 self.leaving = reason
                 self.cause = LossCause.LEFT

@@ -68,6 +68,10 @@ class Computes(Protocol):
 
     def registered(self, spawn: Spawn) -> None: ...
 
+    def config_acked(self, agent_id: AgentId) -> None:
+        """The agent has taken its boot configuration."""
+        ...
+
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None: ...
 
     def reclaim(self, agent_id: AgentId) -> None: ...
@@ -87,6 +91,9 @@ class NoComputes:
         pass
 
     def registered(self, spawn: Spawn) -> None:
+        pass
+
+    def config_acked(self, agent_id: AgentId) -> None:
         pass
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:

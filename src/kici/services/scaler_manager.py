@@ -21,6 +21,7 @@ from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting, Verdict
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
+from kici.ports.live_vms import BootDataBackend
 from kici.services.drain_state import DrainState
 from kici.services.launch_failures import LaunchFailures
 from kici.services.machine_pools import MachinePools
@@ -237,6 +238,12 @@ class ScalerManager:
             tracked.runtime.backend.mark_registered(spawn.agent_id)
             self._failures.clear(tracked.runtime.name)
             emit(Event.SPAWN_REGISTERED, agent_id=spawn.agent_id, scaler=spawn.scaler)
+
+    def config_acked(self, agent_id: AgentId) -> None:
+        """The agent has taken its boot configuration: nothing else in its compute is to read it."""
+        tracked = self._spawns.get(agent_id)
+        if tracked is not None and isinstance(tracked.runtime.backend, BootDataBackend):
+            self._supervisor.start(f"config.{agent_id}", tracked.runtime.backend.boot_data_read(agent_id))
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """The agent is lost for good: take its compute down."""

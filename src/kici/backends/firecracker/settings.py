@@ -40,12 +40,15 @@ class MicroVmSettings:
     scaler: ScalerName
     """Name of the configuration entry."""
     max_agents: int
+    """Most machines at once on this host."""
     sets: tuple[MicroVmSet, ...]
+    """Settings of each label set."""
     base: Path
     """Folder that holds a folder for each VMM."""
     data_dir: Path
     """Where records are kept."""
     extra_hosts: tuple[ExtraHost, ...] = ()
+    """Further names that guests can resolve."""
     auto_provision: bool = True
     """Make and mend the bridge by ourselves."""
     stop_seconds: float = 5.0
