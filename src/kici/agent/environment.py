@@ -79,7 +79,7 @@ OF_OTHER_PROGRAMS: Final = frozenset(
 SYSTEM_NAMES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TERM", "TMPDIR", "TZ")
 COMPUTE_MARK: Final = "AGENT_COMPUTE_MARK"
 """Set by the backend that made this agent; the job's processes keep it, so that they can be found by it."""
-_NEVER_TO_STEPS: Final = re.compile(r"\A(KICI_|NOTIFY_SOCKET\Z|LISTEN_|INVOCATION_ID\Z|JOURNAL_STREAM\Z)")
+_NEVER_TO_STEPS: Final = re.compile(r"\A(KICI_(?!EVENT_)|NOTIFY_SOCKET\Z|LISTEN_|INVOCATION_ID\Z|JOURNAL_STREAM\Z)")
 
 _MODES: Final = ("auto", "bare-metal", "container", "firecracker")
 _URL: Final = re.compile(r"wss?://[^/\s?#@]+(/[^\s#]*)?\Z")

@@ -83,6 +83,7 @@ class Eventing:
         )
         self.emitter.emitted = self.router.nudge
         self.router.given_up = self._given_up
+        self.router.freed = coordinator.pending.capacity_freed
         self.router.note = note
         coordinator.manager.provision_overdue = self.watch.overdue
         coordinator.manager.adopted = self.watch.adopted

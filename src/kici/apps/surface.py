@@ -7,13 +7,16 @@ from kici.apps.assembly import Coordinator
 from kici.domain.access import Actor
 from kici.domain.document import SubmitRun
 from kici.domain.errors import NotFound, StoreDown
+from kici.domain.event import EventId, Payload, StoredEvent
 from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Run
 from kici.domain.spawn import SpawnState
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
+from kici.ports.event_store import EventFilter
 from kici.ports.store import JobFilter, Submitted
+from kici.services.event_emitter import Emitted
 from kici.services.registry import ConnectedAgent
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import TrackedSpawn
@@ -47,6 +50,9 @@ def surface_of(coordinator: Coordinator, *, version: str, stop: Callable[[bool],
         settings=coordinator.settings,
         secrets=coordinator.secrets,
         access_log=coordinator.access_log,
+        workflows=coordinator.events.workflows,
+        events=_Events(coordinator),
+        claims=coordinator.claims,
         metrics=coordinator.render_metrics,
         clock=coordinator.given.clock,
         entropy=coordinator.given.entropy,
@@ -258,6 +264,37 @@ class _Queue:
 
     async def clear(self, *, reason: str) -> int:
         return await self._jobs.clear_queue(reason=reason)
+
+
+class _Events:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._events = coordinator.events
+        self._store = coordinator.given.store
+
+    async def emit(
+        self,
+        name: str,
+        payload: Payload,
+        *,
+        source: str,
+        targets: Sequence[str] | None,
+        caused_by: EventId | None,
+    ) -> Emitted:
+        return await self._events.emitter.emit(name, payload, source=source, targets=targets, caused_by=caused_by)
+
+    async def events(self, which: EventFilter) -> list[StoredEvent]:
+        return await self._store.events(which)
+
+    async def event(self, event_id: EventId) -> StoredEvent | None:
+        return await self._store.event(event_id)
+
+    async def revive(self, event_id: EventId) -> bool:
+        revived = await self._store.revive_event(event_id)
+        self._events.router.nudge()
+        return revived
+
+    async def discard(self, event_id: EventId) -> bool:
+        return await self._store.discard_event(event_id)
 
 
 class _Control:

@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "explain": Lazy("kici.cli.jobs:explain", "Say why a job is where it is."),
     "dashboard": Lazy("kici.cli.dashboard:dashboard", "Print a link that signs a browser in."),
     "demo": Lazy("kici.cli.demo:demo", "Watch a coordinator run a dozen sample jobs."),
+    "workflow": Lazy("kici.cli.workflow:workflow", "Say what happens when an event comes."),
     "doctor": Lazy("kici.cli.doctor:doctor", "Check whether this machine can do its part."),
     "config": Lazy("kici.cli.config:config", "Check and explain a scalers file, without a coordinator."),
     "agent": Lazy("kici.cli.agent:command", "Run an agent."),
@@ -34,6 +35,7 @@ ADMIN_COMMANDS: Final = {
     "token": Lazy("kici.cli.admin_tokens:token", "Make, list and revoke tokens of people and programs."),
     "agent-token": Lazy("kici.cli.admin_tokens:agent_token", "Make, list and revoke credentials of agents."),
     "secrets": Lazy("kici.cli.admin_secrets:secrets", "Store, list, reveal and delete secrets of jobs."),
+    "events": Lazy("kici.cli.admin_events:events", "List events; retry those that were given up."),
     "access-log": Lazy("kici.cli.admin_log:access_log", "Who changed what, newest first."),
 }
 _START_HERE: Final = (

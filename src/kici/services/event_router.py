@@ -12,7 +12,7 @@ from typing import Final, Never, Protocol, assert_never
 
 from kici.decide.events import Bury, Retry, after_failed_run, after_failure, is_expired, waits_for_run
 from kici.domain.errors import KiciError, NoCapacity, Retryable, StoreDown
-from kici.domain.event import SCALE_UP, DeadReason, StoredEvent
+from kici.domain.event import SCALE_DOWN, SCALE_UP, DeadReason, StoredEvent
 from kici.domain.ids import InstanceId, Instant, JobId, RunId
 from kici.domain.job import RunStatus
 from kici.domain.knobs import EVENT_ROUTER_EVENT_TTL_SECONDS, EVENT_ROUTER_MAX_DISPATCH_ATTEMPTS
@@ -72,6 +72,8 @@ class EventRouter:
         """Runs started here whose end is awaited."""
         self.given_up: Callable[[StoredEvent], None] = lambda event: None
         """Set by the composition root: told of each event that goes to the dead letters."""
+        self.freed: Callable[[], None] = lambda: None
+        """Set by the composition root: a machine was given back, and its scaler may make another."""
         self.note: Callable[[JobId, str], None] = lambda job_id, text: None
         """Set by the composition root: a line for the people of a waiting job."""
 
@@ -244,6 +246,8 @@ class EventRouter:
         emit(Event.EVENT_HANDLED, event_id=event.id, name=event.name, target=event.target, agent_id=event.subject)
         if event.subject is not None:
             self._ticker.nudge()  # the next one of its subject may go
+        if event.name == SCALE_DOWN:
+            self.freed()
 
     async def _tell_job(self, event: StoredEvent, error: str) -> None:
         """The job that waits for the machine says why it does not come."""

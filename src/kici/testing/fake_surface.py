@@ -23,6 +23,7 @@ from kici.domain.verdict import NoScalerMatches, Verdict
 from kici.ports.clock import Clock
 from kici.ports.store import JobFilter, Submitted
 from kici.testing.builders import a_job
+from kici.testing.fake_events import FakeClaims, FakeEvents, FakeWorkflows
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.web.surface import (
     AgentRow,
@@ -445,6 +446,9 @@ class FakeSurface:
         self.settings = FakeSettings()
         self.secrets = FakeSecrets()
         self.access_log = FakeAccessLog()
+        self.workflows = FakeWorkflows()
+        self.events = FakeEvents(self.workflows)
+        self.claims = FakeClaims()
         self.surface = Surface(
             jobs=self.jobs,
             logs=self.logs,
@@ -456,6 +460,9 @@ class FakeSurface:
             settings=self.settings,
             secrets=self.secrets,
             access_log=self.access_log,
+            workflows=self.workflows,
+            events=self.events,
+            claims=self.claims,
             metrics=lambda: b"kici_orch_agents_active 0\n",
             clock=clock or RealClock(),
             entropy=SeededEntropy(),

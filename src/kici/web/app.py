@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from kici.web import admin, credentials, jobs, logs, pages, runs
+from kici.web import admin, claims, credentials, events, jobs, logs, pages, runs, workflows
 from kici.web.logins import Logins
 from kici.web.openapi import describe
 from kici.web.problems import problems
@@ -23,6 +23,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *runs.ROUTES,
     *admin.ROUTES,
     *credentials.ROUTES,
+    *workflows.ROUTES,
+    *events.ROUTES,
+    *claims.ROUTES,
 )
 _API_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 

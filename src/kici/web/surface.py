@@ -13,6 +13,7 @@ from typing import Protocol
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentFacts, AgentToken
 from kici.domain.document import SubmitRun
+from kici.domain.event import EventId, Payload, StoredEvent
 from kici.domain.ids import AgentId, InstanceId, Instant, JobId, OrgId, RunId, TokenId
 from kici.domain.instance import Instance
 from kici.domain.job import Job, JobStatus, Run
@@ -20,8 +21,10 @@ from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
 from kici.domain.secret import SecretRef, SecretRow
 from kici.domain.verdict import Verdict
+from kici.domain.workflow import Registration
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
+from kici.ports.event_store import EventFilter
 from kici.ports.store import JobFilter, Submitted
 
 
@@ -265,6 +268,76 @@ class Secrets(Protocol):
     async def reveal(self, org: OrgId, ref: SecretRef) -> str | None: ...
 
 
+class Workflows(Protocol):
+    async def apply(self, raw: object, actor: Actor) -> Registration:
+        """Raises `Faulty`, or `Misconfigured` for what only the installation can judge."""
+        ...
+
+    async def workflows(self) -> list[Registration]: ...
+
+    async def delete(self, ref: str) -> None:
+        """`NotFound`."""
+        ...
+
+
+class Emission(Protocol):
+    """What an emitted event became."""
+
+    @property
+    def emission_id(self) -> EventId: ...
+
+    @property
+    def targets(self) -> tuple[str, ...]: ...
+
+
+class Events(Protocol):
+    async def emit(
+        self,
+        name: str,
+        payload: Payload,
+        *,
+        source: str,
+        targets: Sequence[str] | None,
+        caused_by: EventId | None,
+    ) -> Emission:
+        """`Denied` for reserved names and long chains, `NoCapacity` above the rate, `NotFound` for the cause."""
+        ...
+
+    async def events(self, which: EventFilter) -> list[StoredEvent]:
+        """Newest first, without secrets."""
+        ...
+
+    async def event(self, event_id: EventId) -> StoredEvent | None: ...
+
+    async def revive(self, event_id: EventId) -> bool:
+        """Deliver an event that was given up after all.  False: it was not, or it is too late."""
+        ...
+
+    async def discard(self, event_id: EventId) -> bool: ...
+
+
+class Credentials(Protocol):
+    """What a claim code is good for."""
+
+    @property
+    def agent_token(self) -> str: ...
+
+    @property
+    def agent_id(self) -> AgentId: ...
+
+    @property
+    def orchestrator_url(self) -> str: ...
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+
+class Claims(Protocol):
+    async def redeem(self, code: str, *, caller: str) -> Credentials:
+        """`Denied` with what is wrong with the code, `NoCapacity` for a caller that guesses."""
+        ...
+
+
 class AccessLog(Protocol):
     async def record(self, record: AccessRecord) -> None:
         """Best effort: never raises for a store that is down."""
@@ -287,6 +360,9 @@ class Surface:
     settings: Settings
     secrets: Secrets
     access_log: AccessLog
+    workflows: Workflows
+    events: Events
+    claims: Claims
     metrics: Callable[[], bytes]
     """Prometheus text of this process."""
     clock: Clock

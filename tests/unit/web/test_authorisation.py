@@ -53,7 +53,8 @@ async def test_without_a_good_token_nothing_is_answered(client: Client, route: R
 
 def test_only_probes_sessions_pages_and_the_description_are_public() -> None:
     public = {route.path for route in ROUTES if route.needs is Access.PUBLIC}
-    assert public == {"/health", "/ready", "/", "/jobs/{job_id}", "/static/{name}", "/login", "/logout"}
+    pages = {"/", "/jobs/{job_id}", "/static/{name}", "/login", "/logout"}
+    assert public == {"/health", "/ready", "/api/v1/claims/redeem", *pages}
 
 
 async def test_a_missing_permission_is_named(client: Client) -> None:
