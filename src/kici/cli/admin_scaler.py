@@ -1,7 +1,10 @@
 """Operators: diagnosis, and scalers."""
 
+from typing import Any
+
 import click
 
+from kici.cli.admin_orphans import orphans
 from kici.cli.client import Client, admin_path
 from kici.cli.connection import with_client
 from kici.cli.errors import Refused
@@ -33,6 +36,9 @@ def scaler() -> None:
     """Scalers: what they hold, and their configuration."""
 
 
+scaler.add_command(orphans)
+
+
 @scaler.command()
 @as_json
 @with_client
@@ -50,13 +56,26 @@ def status(client: Client, /, *, as_json: bool) -> None:
             f"{each['active']}/{cell(each['maxAgents'])}",
             each["booting"],
             f"{each['warmReady']}/{each['warmTarget']}",
+            pool_text(each["machinePool"]),
             " | ".join(",".join(labels) for labels in each["labelSets"]),
             each["instance"],
         )
         for each in found
     ]
-    head = ("NAME", "TYPE", "STATE", "AGENTS", "BOOTING", "WARM", "LABEL SETS", "INSTANCE")
+    head = ("NAME", "TYPE", "STATE", "AGENTS", "BOOTING", "WARM", "MACHINE POOL", "LABEL SETS", "INSTANCE")
     print_table(head, rows, empty="There are no scalers; `kici config example` shows how to declare one.")
+
+
+def pool_text(pool: dict[str, Any] | None) -> str:
+    """What everybody holds of it, under the caps that it has."""
+    if pool is None:
+        return ""
+    texts = [pool["name"]]
+    if pool["cpusMax"] is not None:
+        texts.append(f"{pool['cpusUsed']:g}/{pool['cpusMax']:g} cpus")
+    if pool["memoryBytesMax"] is not None:
+        texts.append(f"{pool['memoryBytesUsed'] / 2**30:.1f}/{pool['memoryBytesMax'] / 2**30:.1f} GiB")
+    return " ".join(texts)
 
 
 @scaler.command()

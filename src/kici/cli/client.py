@@ -44,6 +44,8 @@ class Client:
         self.url = url.rstrip("/")
         self._parts = parts
         self._token = token
+        self.request_seconds = REQUEST_SECONDS
+        """Longest that an answer may take."""
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str, **query: object) -> Json:
@@ -119,7 +121,7 @@ class Client:
 
     def _send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if self._connection is None:
-            self._connection = self._connect(REQUEST_SECONDS)
+            self._connection = self._connect(self.request_seconds)
         self._connection.request(
             method, self._parts.path.rstrip("/") + path, body=body, headers={**self._headers(), **headers}
         )

@@ -1,10 +1,30 @@
 """What a backend of microVMs offers beyond the contract of all backends: its machines as an operator sees them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from kici.decide.classify import LiveVmSeen, StopResult, Tracker
-from kici.domain.ids import AgentId
+from kici.decide.classify import LiveVm, LiveVmSeen, StopResult, Tracker
+from kici.domain.errors import Permanent, Retryable
+from kici.domain.ids import AgentId, InstanceId, ScalerName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The live machines of one node."""
+
+    instance_id: InstanceId
+    scalers: tuple[ScalerName, ...]
+    """Scalers of microVMs there."""
+    vms: tuple[LiveVm, ...]
+
+
+class NodeSilent(Retryable):
+    """The node that was asked did not answer in time."""
+
+
+class NodeFailed(Permanent):
+    """The node that was asked could not do it."""
 
 
 @runtime_checkable

@@ -6,7 +6,6 @@ whose absence nothing is called an orphan.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -22,13 +21,13 @@ from kici.decide.classify import (
     with_absent,
 )
 from kici.domain.agent import AgentSession
-from kici.domain.errors import KiciError, NotFound, Retryable
+from kici.domain.errors import KiciError, NotFound
 from kici.domain.ids import AgentId, InstanceId, Instant, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import Job
 from kici.domain.peer import RequestKind
 from kici.domain.spawn import Spawn
-from kici.ports.live_vms import LiveVmBackend
+from kici.ports.live_vms import Listing, LiveVmBackend, NodeFailed, NodeSilent
 from kici.services.peers import PRESENT_MS, Requests
 from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
@@ -49,16 +48,6 @@ class Store(Protocol):
     async def instances(self, *, limit: int) -> list[Instance]: ...
 
     async def database_now(self) -> Instant: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The live machines of one node."""
-
-    instance_id: InstanceId
-    scalers: tuple[ScalerName, ...]
-    """Scalers of microVMs there."""
-    vms: tuple[LiveVm, ...]
 
 
 class LocalVms:
@@ -128,7 +117,7 @@ class LiveVms:
         self._requests = requests
 
     async def listing(self, target: InstanceId | None, *, seconds: float) -> Listing:
-        """The live machines of a node.  Raises `NotFound`, or `Retryable` when it does not answer."""
+        """The live machines of a node.  Raises `NotFound`, `NodeSilent` or `NodeFailed`."""
         if target in (None, self._instance_id):
             scalers = tuple(name for name, _ in self._local.backends())
             listing = Listing(instance_id=self._instance_id, scalers=scalers, vms=tuple(await self._local.live()))
@@ -160,7 +149,7 @@ class LiveVms:
             return msgspec.to_builtins(Listing(instance_id=self._instance_id, scalers=scalers, vms=vms))
         vm_ids = payload.get("vmIds")
         if payload.get("action") != "stop" or not isinstance(vm_ids, list):
-            raise Retryable("a request about microVMs is `list`, or `stop` with vmIds")
+            raise NodeFailed("a request about microVMs is `list`, or `stop` with vmIds")
         results = await self._local.stop([AgentId(str(vm_id)) for vm_id in vm_ids])
         return {"results": msgspec.to_builtins(results)}
 
@@ -176,9 +165,9 @@ class LiveVms:
             raise NotFound(f"no coordinator {target} is present; `kici-admin peers` lists them")
         answer = await self._requests.ask(target, RequestKind.LIVE_VMS, payload, seconds=seconds)
         if answer is None:
-            raise Retryable(f"coordinator {target} did not answer within {seconds:g} s")
+            raise NodeSilent(f"coordinator {target} did not answer within {seconds:g} s")
         if not isinstance(answer, dict) or "error" in answer:
-            raise Retryable(f"coordinator {target}: {answer.get('error') if isinstance(answer, dict) else answer}")
+            raise NodeFailed(f"coordinator {target}: {answer.get('error') if isinstance(answer, dict) else answer}")
         return answer
 
     async def _overlaid(self, vm: LiveVm) -> LiveVm:

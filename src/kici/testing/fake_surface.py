@@ -24,6 +24,7 @@ from kici.ports.clock import Clock
 from kici.ports.store import JobFilter, Submitted
 from kici.testing.builders import a_job
 from kici.testing.fake_events import FakeClaims, FakeEvents, FakeWorkflows
+from kici.testing.fake_vms import FakeLiveVms
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.web.surface import (
     AgentRow,
@@ -446,6 +447,7 @@ class FakeSurface:
         self.settings = FakeSettings()
         self.secrets = FakeSecrets()
         self.access_log = FakeAccessLog()
+        self.live_vms = FakeLiveVms(ME)
         self.workflows = FakeWorkflows()
         self.events = FakeEvents(self.workflows)
         self.claims = FakeClaims()
@@ -460,6 +462,7 @@ class FakeSurface:
             settings=self.settings,
             secrets=self.secrets,
             access_log=self.access_log,
+            live_vms=self.live_vms,
             workflows=self.workflows,
             events=self.events,
             claims=self.claims,

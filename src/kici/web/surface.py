@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kici.decide.classify import StopResult
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentFacts, AgentToken
 from kici.domain.document import SubmitRun
@@ -24,6 +25,7 @@ from kici.domain.verdict import Verdict
 from kici.domain.workflow import Registration
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
+from kici.ports.live_vms import Listing
 from kici.ports.event_store import EventFilter
 from kici.ports.store import JobFilter, Submitted
 
@@ -346,6 +348,16 @@ class AccessLog(Protocol):
     async def read(self, *, before: Instant | None, limit: int) -> list[AccessRecord]: ...
 
 
+class LiveVms(Protocol):
+    async def listing(self, target: InstanceId | None, *, seconds: float) -> Listing:
+        """The microVMs that run on a node; None: on this one.  Raises `NotFound`, `NodeSilent` or `NodeFailed`."""
+        ...
+
+    async def stop(self, target: InstanceId | None, vm_ids: Sequence[AgentId], *, seconds: float) -> list[StopResult]:
+        """Stop those that nobody tracks; a result for each, in order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
     """Everything that requests can reach."""
@@ -360,6 +372,7 @@ class Surface:
     settings: Settings
     secrets: Secrets
     access_log: AccessLog
+    live_vms: LiveVms
     workflows: Workflows
     events: Events
     claims: Claims
