@@ -38,15 +38,16 @@ def encode(message: Message) -> bytes:
 
 def decode_from_agent(frame: bytes | str) -> AgentMessage:
     """Raises `BadFrame` or `UnknownType`."""
-    return _decode(_from_agent, frame)
+    return decode(_from_agent, frame)
 
 
 def decode_from_coordinator(frame: bytes | str) -> CoordinatorMessage:
     """Raises `BadFrame` or `UnknownType`."""
-    return _decode(_from_coordinator, frame)
+    return decode(_from_coordinator, frame)
 
 
-def _decode(decoder: "msgspec.json.Decoder[T]", frame: bytes | str) -> T:
+def decode(decoder: "msgspec.json.Decoder[T]", frame: bytes | str) -> T:
+    """Any union of messages.  Raises `BadFrame` or `UnknownType`."""
     if len(frame) > FRAME_BYTES_MAX:
         raise BadFrame(f"frame of {len(frame)} bytes is over the limit of {FRAME_BYTES_MAX}")
     try:
