@@ -60,13 +60,30 @@ def choose_folder(explicit: Path | None, places: Sequence[Path]) -> Path:
     )
 
 
+def foresee_folder(explicit: Path | None, places: Sequence[Path]) -> Path | None:
+    """What `choose_folder` would choose, as far as can be told without making anything; None: it would fail."""
+    return next((place for place in ([explicit] if explicit else places) if _may_write(place)), None)
+
+
+def _may_write(place: Path) -> bool:
+    existing = next(each for each in (place, *place.parents) if each.exists())
+    if existing == place and _is_strangers(place):
+        return False
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _is_strangers(place: Path) -> bool:
+    """In a folder for everybody, where anybody could have put it."""
+    is_for_everybody = place.parent.stat().st_mode & stat.S_ISVTX
+    return bool(is_for_everybody) and place.stat().st_uid not in (0, os.geteuid())
+
+
 def _can_write(place: Path) -> bool:
     probe = place / f".probe-{os.getpid()}"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        is_for_everybody = place.parent.stat().st_mode & stat.S_ISVTX
-        if is_for_everybody and place.stat().st_uid not in (0, os.geteuid()):
-            return False  # anybody could have put it there
+        if _is_strangers(place):
+            return False
         probe.touch()
         probe.unlink()
     except OSError:

@@ -17,6 +17,7 @@ from kici.observe.events import Event, emit
 from kici.ports.event_store import EventFilter
 from kici.ports.store import JobFilter, Submitted
 from kici.services.event_emitter import Emitted
+from kici.services.machine_pools import cap_text
 from kici.services.registry import ConnectedAgent
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import TrackedSpawn
@@ -27,6 +28,7 @@ from kici.web.surface import (
     DrainState,
     Explanation,
     Finding,
+    PoolUse,
     ReloadOutcome,
     ScalerRow,
     Surface,
@@ -179,6 +181,8 @@ class _Scalers:
         if scaler is not None and ScalerName(scaler) not in runtimes:
             raise NotFound(f"no scaler {scaler}; there are: {', '.join(runtimes) or 'none'}")
         rows = [self._check(runtime) for name, runtime in runtimes.items() if scaler in (None, name)]
+        if scaler is None:
+            rows += [self._pool_check(*found) for found in self._coordinator.machine_pools.faults().items()]
         return rows or [Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")]
 
     async def reload(self) -> list[ReloadOutcome]:
@@ -219,9 +223,34 @@ class _Scalers:
             warm_target=target,
             cpus_used=used.cpu_micros / 1_000_000,
             memory_bytes_used=used.memory_bytes,
+            machine_pool=self._pool(runtime.machine_pool),
             backoff_until=None if deferred is None else deferred.until,
             last_error=None if recent.last is None else recent.last.detail,
         )
+
+    def _pool(self, name: str | None) -> PoolUse | None:
+        ledger = self._coordinator.machine_pools.known().get(name or "")
+        if name is None or ledger is None:
+            return None
+        used, cap = ledger.usage, ledger.cap
+        return PoolUse(
+            name=name,
+            cpus_used=used.cpu_micros / 1_000_000,
+            cpus_max=cap.cpus,
+            memory_bytes_used=used.memory_bytes,
+            memory_bytes_max=cap.memory_bytes,
+        )
+
+    def _pool_check(self, name: str, fault: str | None) -> Check:
+        ledger = self._coordinator.machine_pools.known().get(name)
+        status, message = CheckStatus.PASS, f"{len(ledger.rows) if ledger else 0} agents of this host hold part of it"
+        if fault is not None:
+            status, message = CheckStatus.FAIL, fault
+        elif ledger is not None and ledger.is_disputed:
+            declared = ", ".join(f"{instance}: {cap_text(cap)}" for instance, cap in sorted(ledger.caps.items()))
+            status = CheckStatus.WARN
+            message = f"coordinators of this host do not agree on its cap ({declared}); the smallest is in force"
+        return Check(name=f"machine-pool:{name}", status=status, message=message)
 
     def _check(self, runtime: ScalerRuntime) -> Check:
         recent = self._coordinator.failures.recent(runtime.name, self._coordinator.given.clock.now())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kici.adapters.data_dir import ENDPOINT
+from kici.adapters.ledger_files import foresee_folder, usual_places
 from kici.adapters.this_host import launch_host, this_cgroups
 from kici.backends.bare_metal.factory import readiness_problems
 from kici.config.environment import CoordinatorSettings
@@ -139,6 +140,8 @@ def scalers(machine: Machine) -> Iterator[Found]:
         yield Found(Grade.FAIL, "scalers", str(problem))
     for notice in loaded.warnings:
         yield Found(Grade.NOTE, "scalers", str(notice))
+    if loaded.config is not None and loaded.config.machine_pools:
+        yield machine_pools(machine)
     for entry in loaded.config.scalers if loaded.config else ():
         check = SCALER_CHECKS.get(entry.type)
         if check is None:
@@ -146,6 +149,18 @@ def scalers(machine: Machine) -> Iterator[Found]:
             yield Found(Grade.NOTE, f"scaler {entry.name}", why)
         else:
             yield from check(machine, entry)
+
+
+def machine_pools(machine: Machine) -> Found:
+    """Where their ledgers are kept: the coordinators of this host must find the same folder."""
+    places = usual_places(machine.environ, Path.home())
+    folder = foresee_folder(machine.settings.machine_ledger_dir, places)
+    if folder is None:
+        named = machine.settings.machine_ledger_dir
+        where = f"{named} is" if named else f"none of {', '.join(map(str, places))} is"
+        return Found(Grade.FAIL, "machine pools", f"{where} writable for us; choose with KICI_MACHINE_LEDGER_DIR")
+    text = f"ledgers in {folder}; each coordinator of this host must use this folder"
+    return Found(Grade.OK, "machine pools", text)
 
 
 def _bare_metal(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:

@@ -164,6 +164,10 @@ class MachinePools:
         """What the ledgers of the configured pools said last."""
         return {pool: self._known[pool] for pool in self._caps() if pool in self._known}
 
+    def faults(self) -> Mapping[str, str | None]:
+        """The pools of the configuration, and what keeps us from using each of them."""
+        return {pool: self._faults.get(pool) for pool in self._caps()}
+
     def usage(self) -> dict[str, Amount]:
         """What everybody on this host holds of them."""
         used = {pool: ledger.usage for pool, ledger in self.known().items()}
@@ -189,8 +193,8 @@ class MachinePools:
                 Event.LEDGER_DISPUTED,
                 level=logging.WARNING,
                 pool=pool,
-                in_force=_text(ledger.cap),
-                declared={instance: _text(cap) for instance, cap in ledger.caps.items()},
+                in_force=cap_text(ledger.cap),
+                declared={instance: cap_text(cap) for instance, cap in ledger.caps.items()},
             )
         had_fault = self._faults.pop(pool, None) is not None
         waiting = self._refused.get(pool, set())
@@ -213,7 +217,7 @@ class MachinePools:
 _ANY: Final = ScalerName("")
 
 
-def _text(cap: Cap) -> str:
+def cap_text(cap: Cap) -> str:
     parts = [] if cap.cpus is None else [f"{cap.cpus:g} cpus"]
     parts += [] if cap.memory_bytes is None else [f"{cap.memory_bytes} bytes"]
     return ", ".join(parts) or "no limit"

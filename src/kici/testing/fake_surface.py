@@ -33,6 +33,7 @@ from kici.web.surface import (
     DrainState,
     Explanation,
     Finding,
+    PoolUse,
     ReloadOutcome,
     ScalerRow,
     Surface,
@@ -235,6 +236,9 @@ class FakeScalers:
             label_sets=(("linux", "x64"),),
             max_agents=4,
             active=1,
+            machine_pool=PoolUse(
+                name="shared", cpus_used=1.5, cpus_max=4.0, memory_bytes_used=2**30, memory_bytes_max=2**31
+            ),
         )
         return [row]
 

@@ -6,7 +6,7 @@ from kici.domain.access import AccessRecord
 from kici.domain.ids import Instant
 from kici.domain.instance import Instance
 from kici.domain.knobs import SettingRow
-from kici.web.surface import AgentRow, Check, CheckStatus, ReloadOutcome, ScalerRow
+from kici.web.surface import AgentRow, Check, CheckStatus, PoolUse, ReloadOutcome, ScalerRow
 from kici.web.views import JobView, View, moment, moment_or_none
 
 
@@ -37,6 +37,16 @@ class AgentList(View, frozen=True, kw_only=True):
     items: list[AgentView]
 
 
+class PoolView(View, frozen=True, kw_only=True):
+    """What all coordinators of a host hold together of a machine pool."""
+
+    name: str
+    cpus_used: float
+    cpus_max: float | None
+    memory_bytes_used: int
+    memory_bytes_max: int | None
+
+
 class ScalerView(View, frozen=True, kw_only=True):
     """One scaler on one instance."""
 
@@ -53,6 +63,7 @@ class ScalerView(View, frozen=True, kw_only=True):
     warm_target: int
     cpus_used: float
     memory_bytes_used: int
+    machine_pool: PoolView | None
     backoff_until: datetime | None
     last_error: str | None
 
@@ -193,8 +204,19 @@ def scaler_view(row: ScalerRow) -> ScalerView:
         warm_target=row.warm_target,
         cpus_used=row.cpus_used,
         memory_bytes_used=row.memory_bytes_used,
+        machine_pool=None if row.machine_pool is None else pool_view(row.machine_pool),
         backoff_until=moment_or_none(row.backoff_until),
         last_error=row.last_error,
+    )
+
+
+def pool_view(pool: PoolUse) -> PoolView:
+    return PoolView(
+        name=pool.name,
+        cpus_used=pool.cpus_used,
+        cpus_max=pool.cpus_max,
+        memory_bytes_used=pool.memory_bytes_used,
+        memory_bytes_max=pool.memory_bytes_max,
     )
 
 

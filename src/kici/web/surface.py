@@ -124,6 +124,18 @@ class Agents(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUse:
+    """What everybody on a host holds of a machine pool."""
+
+    name: str
+    cpus_used: float
+    cpus_max: float | None
+    """The smallest of what the coordinators of the host allow.  None: no limit."""
+    memory_bytes_used: int
+    memory_bytes_max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerRow:
     name: str
     type: str
@@ -139,6 +151,7 @@ class ScalerRow:
     warm_target: int = 0
     cpus_used: float = 0.0
     memory_bytes_used: int = 0
+    machine_pool: PoolUse | None = None
     backoff_until: Instant | None = None
     last_error: str | None = None
 

@@ -26,6 +26,7 @@ def test_diagnose_exits_by_the_worst_check(served: Served, worst: CheckStatus, c
 
 def test_scalers_are_listed_and_reloaded(served: Served) -> None:
     assert "linux,x64" in admin(served, "scaler", "status")
+    assert "shared 1.5/4 cpus 1.0/2.0 GiB" in admin(served, "scaler", "status")
     assert "instance-1: applied\n  added: gpu\n" in admin(served, "scaler", "reload")
     served.fake.scalers.outcome = "rejected"
     assert "rejected" in admin(served, "scaler", "reload", code=1)

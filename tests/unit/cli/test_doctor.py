@@ -2,6 +2,7 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from kici.cli.main import kici
@@ -64,3 +65,19 @@ def test_wrong_settings_are_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(kici, ["doctor", "--port", "99999"])
     assert result.exit_code == 2
     assert "99999" in result.stderr
+
+
+def test_machine_pools_need_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "scalers.yaml"
+    file.write_text(
+        "version: 1\nmachinePools: [{name: ci, cap: {maxCpu: 4}}]\nscalers:\n  - {name: local, type: bare-metal, "
+        "maxAgents: 1, machinePool: ci,\n     labelSets: [{labels: [linux], binaryPath: kici-agent}]}\n"
+    )
+    wanted = ("--data-dir", str(tmp_path), "--port", "0", "--scalers", str(file))
+    monkeypatch.setenv("KICI_MACHINE_LEDGER_DIR", str(tmp_path / "ledger"))
+    status, text = doctor(*wanted)["machine pools"]
+    assert (status, str(tmp_path / "ledger") in text) == ("ok", True)
+    assert not (tmp_path / "ledger").exists(), "looking makes nothing"
+    monkeypatch.setenv("KICI_MACHINE_LEDGER_DIR", str(file / "ledger"))
+    status, text = doctor(*wanted, code=1)["machine pools"]
+    assert (status, "KICI_MACHINE_LEDGER_DIR" in text) == ("fail", True)

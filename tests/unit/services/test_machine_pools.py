@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from kici.apps.surface import surface_of
 from kici.config.model import Cap, LabelSet, MachinePool, ScalerEntry, ScalersConfig, WarmPool
 from kici.decide.admit import Cap as CapOf
 from kici.decide.ledger import Kind
@@ -22,6 +23,7 @@ from kici.testing.fake_backend import SpawnScript, fails
 from kici.testing.fake_ledger import FakeLedger
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim_clock import SIM_START
+from kici.web.surface import CheckStatus, PoolUse
 
 POOLS: Final = (MachinePool(name="ci", cap=Cap(max_cpu=4.0)),)
 PEER: Final = InstanceId("peer")
@@ -421,6 +423,32 @@ async def test_metrics_show_what_the_whole_host_holds_of_a_pool(bench: Bench) ->
     assert bench.metric("kici_orch_scaler_cpus_used", **mine) == 1.0
     everything = {"scaler": "__global__", "scalerType": "", "machinePool": ""}
     assert bench.metric("kici_orch_scaler_cpus_used", **everything) == 1.0
+
+
+@benched(SCALER, a_scaler("free", ("mac",)), machine_pools=POOLS)
+async def test_operators_see_what_is_held_of_a_pool_and_what_is_wrong_with_it(bench: Bench) -> None:
+    neighbour = Neighbour(bench, cpus=3.0)
+    await neighbour.takes(0.5)
+    await bench.submits("linux", cpus=1.0)
+    await bench.machine()
+    surface = surface_of(bench.coordinator, version="1", stop=lambda keep: None)
+    local, free = await surface.scalers.status()
+    assert local.machine_pool == PoolUse(
+        name="ci", cpus_used=1.5, cpus_max=3.0, memory_bytes_used=0, memory_bytes_max=None
+    )
+    assert free.machine_pool is None
+    check = (await surface.scalers.diagnose(None))[-1]
+    assert (check.name, check.status) == ("machine-pool:ci", CheckStatus.WARN)
+    assert "neighbour: 3 cpus" in check.message
+    bench.ledger.faults = [Retryable("the disk is full")] * 5
+    await bench.coordinator.machine_pools.tick()
+    check = (await surface.scalers.diagnose(None))[-1]
+    assert (check.status, check.message) == (CheckStatus.FAIL, "the disk is full")
+    await bench.passes(10)
+    bench.pooled.is_killed(InstanceId("neighbour"))
+    await bench.coordinator.machine_pools.tick()
+    check = (await surface.scalers.diagnose(None))[-1]
+    assert (check.status, check.message) == (CheckStatus.PASS, "1 agents of this host hold part of it")
 
 
 @pytest.mark.spec("scaler 49.1")
