@@ -59,7 +59,7 @@ class MachinePools:
         refused = refusal(self._known[pool], requests, pool=pool, scaler=scaler, under_way=under_way)
         if refused is None:
             return None
-        self._wait(pool, requests)
+        self._wait(pool, requests, refused)
         return AtCapacity(verdict=refused)
 
     async def reserve(self, reservation: Reservation, kind: Kind) -> AtCap | None:
@@ -85,7 +85,7 @@ class MachinePools:
             self._under_way[pool] = self._under_way[pool].minus(requests)
         self._see(pool, answer.ledger)
         if answer.refused is not None:
-            self._wait(pool, requests)
+            self._wait(pool, requests, answer.refused)
         return answer.refused
 
     async def release(self, pool: str | None, agent_id: AgentId) -> None:
@@ -202,7 +202,9 @@ class MachinePools:
             self._refused.pop(pool, None)
             self.capacity_freed()
 
-    def _wait(self, pool: str, requests: Amount) -> None:
+    def _wait(self, pool: str, requests: Amount, refused: AtCap) -> None:
+        if refused.is_hopeless:
+            return  # nothing that others give back would help
         if not self._refused:
             self._ticker.nudge()
         self._refused.setdefault(pool, set()).add(requests)

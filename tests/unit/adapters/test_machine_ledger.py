@@ -20,7 +20,7 @@ import pytest
 
 from kici.adapters import life_locks
 from kici.adapters.boot import this_boot
-from kici.adapters.ledger_files import Busy, LedgerFiles, choose_folder, usual_places
+from kici.adapters.ledger_files import Busy, LedgerFiles, choose_folder, foresee_folder, usual_places
 from kici.adapters.machine_ledger import FileLedger
 from kici.decide.admit import Cap
 from kici.decide.ledger import BOOT_TIME, Kind, Ledger, Outcome, Row, add, declare, reserve
@@ -92,6 +92,8 @@ def test_the_usual_places_follow_the_environment() -> None:
 def test_the_first_place_that_can_be_written_is_used(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     places = [tmp_path / "file" / "ledger", tmp_path / "second" / "ledger", tmp_path / "third"]
+    assert foresee_folder(None, places) == places[1]
+    assert not places[1].exists()
     assert choose_folder(None, places) == places[1]
     assert places[1].is_dir()
     assert list(places[1].iterdir()) == []
@@ -100,6 +102,8 @@ def test_the_first_place_that_can_be_written_is_used(tmp_path: Path) -> None:
 
 def test_no_place_at_all_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    assert foresee_folder(None, [tmp_path / "file" / "ledger"]) is None
+    assert foresee_folder(tmp_path / "file" / "ledger", [tmp_path / "fine"]) is None
     with pytest.raises(Misconfigured, match="KICI_MACHINE_LEDGER_DIR"):
         choose_folder(None, [tmp_path / "file" / "ledger"])
     with pytest.raises(Misconfigured, match="KICI_MACHINE_LEDGER_DIR"):
@@ -119,7 +123,8 @@ def test_a_strangers_folder_in_a_place_for_everybody_is_not_trusted(tmp_path: Pa
     planted = shared / "kici-scaler-ledger"
     planted.mkdir()
     os.chown(planted, 12345, 12345)
-    assert choose_folder(None, [planted, tmp_path / "own"]) == tmp_path / "own"
+    places = [planted, tmp_path / "own"]
+    assert foresee_folder(None, places) == choose_folder(None, places) == tmp_path / "own"
 
 
 def test_several_users_can_share_a_folder_that_lets_them(tmp_path: Path) -> None:

@@ -172,6 +172,16 @@ async def test_a_full_pool_is_not_asked_for_each_of_many_jobs(bench: Bench) -> N
     assert bench.ledger.calls - before <= 5
 
 
+@benched(SCALER, machine_pools=POOLS, sweep_seconds=3600.0)
+async def test_for_a_job_that_can_never_fit_nobody_looks_again_and_again(bench: Bench) -> None:
+    job = await bench.submits("linux", cpus=5.0)
+    await bench.passes(1)
+    before = bench.ledger.calls
+    await bench.passes(29)
+    assert bench.ledger.calls - before <= 3
+    assert (await verdict(bench, job)).is_hopeless
+
+
 @benched(SCALER, machine_pools=POOLS)
 async def test_what_is_being_reserved_counts_before_the_ledger_answers(bench: Bench) -> None:
     await bench.passes(1)
