@@ -71,7 +71,7 @@ class Explain:
         answer = self._manager.judge(job.demand)
         match answer:
             case None | Spawning():
-                pass
+                found += self._manager.lately_full(job.demand)
             case NoBackend(verdict=verdict):
                 found.append(verdict)
             case AtCapacity() | Skipped() | Failed():

@@ -7,6 +7,7 @@ in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Final
 
 from kici.decide.admit import Active, Book, admit, is_burst_refusal
 from kici.decide.entries import Routable
@@ -29,6 +30,9 @@ from kici.services.scaler_runtime import Fleet
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.spawner import Choice, Spawner
 from kici.services.teardown import Teardown
+
+FULL_SECONDS: Final = 15.0
+"""How long it is told that a scaler had no room: longer than the pause between two sweeps that ask again."""
 
 
 class ScalerManager:
@@ -60,6 +64,8 @@ class ScalerManager:
         self._clock = clock
         self._refused: set[ClassId] = set()
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
+        self._full: dict[ScalerName, tuple[Verdict, float]] = {}
+        """Scalers that had no room, as counted where spawns are written, and when that was."""
         self._on_refusal = on_refusal
         self.foreign_gone: Callable[[AgentId, ScaleDownReason], None] = lambda agent_id, reason: None
         """Told of an agent that is gone and that this instance did not make."""
@@ -113,6 +119,8 @@ class ScalerManager:
             answer = await self._spawner.start(choice, job) if isinstance(choice, Choice) else choice
             if not is_refusal(answer):
                 return answer
+            if isinstance(choice, Choice) and isinstance(answer, AtCapacity):
+                self._full[choice.runtime.name] = (answer.verdict, self._clock.monotonic())
             refusals.append(answer)
             serving = self._spawns.serving(job.id)
             if serving is not None:  # somebody else was faster
@@ -162,6 +170,13 @@ class ScalerManager:
                 yield self._admit(routable, demand.resources)
                 if len(asked) == SCALERS_MAX:
                     return
+
+    def lately_full(self, demand: Demand) -> list[Verdict]:
+        """Of the scaler that would be asked first: that the store said a moment ago that it has no room."""
+        routable = self.fleet.router.match(demand)
+        verdict, at = self._full.get(routable.scaler, (None, 0.0)) if routable is not None else (None, 0.0)
+        is_fresh = self._clock.monotonic() - at < FULL_SECONDS
+        return [verdict] if verdict is not None and is_fresh else []
 
     def refusals(self, demand: Demand, *, before: ScalerName | None = None) -> list[Verdict]:
         """Why matching scalers make no agent for such a job now; `before`: only those that are asked before it."""
