@@ -17,9 +17,12 @@ from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.domain.spawn import Reservation
 from kici.domain.verdict import AtCap, CapName, Dimension
 from kici.ports.ledger import MachineLedger
+from kici.services.machine_pools import MachinePools
 from kici.testing.builders import a_shape
+from kici.testing.contracts import service
 from kici.testing.fake_ledger import FakeLedger, PooledHost
-from kici.testing.sim_clock import SIM_START
+from kici.testing.sim_clock import SIM_START, SimClock
+from kici.testing.virtual_time import run_virtual
 
 GIB = 1 << 30
 POOL = "ci"
@@ -390,3 +393,12 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         assert list((tmp_path / "agents").iterdir()) == []
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("case", service.CASES, ids=lambda case: case.__name__)
+def test_keeping_up_with_the_others_is_a_service(case: service.Case) -> None:
+    def make() -> MachinePools:
+        ledger = FakeLedger(PooledHost(), InstanceId("one"))
+        return MachinePools(ledger=ledger, caps=lambda: {POOL: CAP}, clock=SimClock())
+
+    run_virtual(lambda: case(make))
