@@ -17,7 +17,8 @@ from tests.engines import migrated_database, postgres_server
 from kici.adapters.clock import RealClock
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Coordinator, Given
+from kici.apps.assembly import Coordinator
+from kici.apps.given import Given
 from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig, WarmPool
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.fit import AgentShape

@@ -4,35 +4,23 @@ The program (`apps.coordinator`) gives it the real ones, a simulation gives it s
 is the same.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from kici.adapters.no_peers import NoPeers
 from kici.apps.cluster import Cluster
 from kici.apps.counting import Counting
-from kici.apps.eventing import LOCK_WAIT_MS, Eventing
+from kici.apps.eventing import Eventing
+from kici.apps.given import Given
 from kici.apps.housekeeping import JobEnds, keep_house
-from kici.config.model import ScalersConfig
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
 from kici.domain import knobs
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
-from kici.domain.instance import Instance
-from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
-from kici.kit.supervise import Supervisor
 from kici.observe.metrics import Metrics
-from kici.ports.clock import Clock
-from kici.ports.entropy import Entropy
-from kici.ports.ledger import MachineLedger
-from kici.ports.peers import Notifier
-from kici.ports.sealer import Sealer
-from kici.ports.store import Store
-from kici.ports.webhook import WebhookSender
 from kici.services.absences import Absences
 from kici.services.access_log import AccessLog
 from kici.services.agent_connection import FrameWork
@@ -57,9 +45,9 @@ from kici.services.queue_sweeper import QueueSweeper
 from kici.services.recovery import Recovery
 from kici.services.registration import Registration
 from kici.services.registry import AgentRegistry
-from kici.services.reload import Builder, Read, Reload, ReloadReport, warm_pools
+from kici.services.reload import Reload, ReloadReport, warm_pools
 from kici.services.scaler_manager import ScalerManager
-from kici.services.scaler_runtime import Fleet, ScalerRuntime, reserved
+from kici.services.scaler_runtime import ScalerRuntime, reserved
 from kici.services.secret_box import SecretBox
 from kici.services.settings import LiveSettings, SettingsRefresh
 from kici.services.shared_deferrals import SharedDeferrals
@@ -75,46 +63,6 @@ from kici.wire.codec import encode
 
 STATIC_GRACE_MS: Final = 120_000
 """How long a static agent may stay away with a job: twice its longest reconnect delay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """The scalers file that the fleet was made from, and how to take over a changed one."""
-
-    config: ScalersConfig
-    read: Read
-    builder: Builder
-    host: Host
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a coordinator is made of."""
-
-    store: Store
-    clock: Clock
-    entropy: Entropy
-    supervisor: Supervisor
-    sealer: Sealer
-    notifier: Notifier = field(default_factory=NoPeers)
-    """How other coordinators on the same store are told to look."""
-    instance: Instance
-    fleet: Fleet
-    configuration: Configuration | None = None
-    """None: the fleet stays as it is, and has no warm pools."""
-    ledger: MachineLedger | None = None
-    """Of the machine pools of its host.  None: it shares none."""
-    configured: Mapping[str, int] = field(default_factory=dict)
-    """Defaults of live settings from the program's configuration."""
-    authenticates_agents: bool = True
-    log_bytes_max: int | None = None
-    sweep_seconds: float = 10.0
-    addresses: tuple[str, ...] = ()
-    """Where agents reach the coordinators."""
-    webhooks: WebhookSender | None = None
-    """Who calls webhooks; None: nobody."""
-    lock_wait_ms: int = LOCK_WAIT_MS
-    """How long a spawn may wait while others count agents of its scaler."""
 
 
 class Coordinator:
@@ -206,29 +154,9 @@ class Coordinator:
             is_needed=lambda: self.events.has_event_scalers(),
         )
         self.failures.shared_refusal = self.deferrals.refusal
-        spawner = Spawner(
-            store=given.store,
-            mint=self._mint if given.authenticates_agents else None,
-            book=self.book,
-            machine_pools=self.machine_pools,
-            spawns=self.spawns,
-            failures=self.failures,
-            teardown=self.teardown,
-            supervisor=given.supervisor,
-            clock=given.clock,
-            entropy=given.entropy,
-            instance_id=self.instance_id,
-            deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
-            note=self._note,
-            images=ContainerSpawn(secrets=self.secrets),
-            refuse=JobRefuser(store=given.store, lifecycle=self.lifecycle, instance_id=self.instance_id).refuse,
-            deferrals=self.deferrals,
-            lock_wait_ms=given.lock_wait_ms,
-        )
-        spawner.cap_lock_failed = lambda reason: self.metrics.cap_lock_failures.labels(reason=reason).inc()
         self.manager = ScalerManager(
             fleet=given.fleet,
-            spawner=spawner,
+            spawner=self._spawner(),
             book=self.book,
             machine_pools=self.machine_pools,
             spawns=self.spawns,
@@ -256,6 +184,30 @@ class Coordinator:
         self.manager.retry_later = self.pending.retry_in
         self.machine_pools.capacity_freed = self.pending.capacity_freed
         self.teardown.closing = self.registry.close
+
+    def _spawner(self) -> Spawner:
+        given = self.given
+        spawner = Spawner(
+            store=given.store,
+            mint=self._mint if given.authenticates_agents else None,
+            book=self.book,
+            machine_pools=self.machine_pools,
+            spawns=self.spawns,
+            failures=self.failures,
+            teardown=self.teardown,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            entropy=given.entropy,
+            instance_id=self.instance_id,
+            deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
+            note=self._note,
+            images=ContainerSpawn(secrets=self.secrets),
+            refuse=JobRefuser(store=given.store, lifecycle=self.lifecycle, instance_id=self.instance_id).refuse,
+            deferrals=self.deferrals,
+            lock_wait_ms=given.lock_wait_ms,
+        )
+        spawner.cap_lock_failed = lambda reason: self.metrics.cap_lock_failures.labels(reason=reason).inc()
+        return spawner
 
     def _keep_warm(self) -> None:
         given, configuration = self.given, self.given.configuration

@@ -26,8 +26,9 @@ from kici.adapters.machine_ledger import FileLedger
 from kici.adapters.no_peers import NoPeers
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.adapters.webhooks import HttpWebhooks
-from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.apps.assembly import Coordinator
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
+from kici.apps.given import Configuration, Given
 from kici.apps.provisioning import Provisioning
 from kici.apps.surface import surface_of
 from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
@@ -192,7 +193,6 @@ class _Program:
                 builder.network = found.firecracker
             return found
 
-        now = self._clock.now()
         coordinator = Coordinator(
             Given(
                 store=store,
@@ -200,14 +200,7 @@ class _Program:
                 entropy=self._entropy,
                 supervisor=supervisor,
                 sealer=sealer,
-                instance=Instance(
-                    id=data_dir.instance_id(self._entropy),
-                    role="coordinator",
-                    version=version("kici"),
-                    address=settings.cluster_address or url,
-                    started_at=now,
-                    last_beat_at=now,
-                ),
+                instance=self._instance(data_dir.instance_id(self._entropy), settings.cluster_address or url),
                 fleet=builder.fleet(config),
                 notifier=self._notifier(settings, data_dir.instance_id(self._entropy)),
                 configuration=Configuration(config=config, read=read, builder=builder, host=site.host),
@@ -221,6 +214,12 @@ class _Program:
             )
         )
         return coordinator
+
+    def _instance(self, id: InstanceId, address: str) -> Instance:
+        now = self._clock.now()
+        return Instance(
+            id=id, role="coordinator", version=version("kici"), address=address, started_at=now, last_beat_at=now
+        )
 
     def _notifier(self, settings: CoordinatorSettings, instance_id: InstanceId) -> Notifier:
         if settings.database_url is None:

@@ -43,16 +43,21 @@ class Metrics:
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # untyped there; they would double every series
-        self.registry = registry = CollectorRegistry(auto_describe=False)
-        ProcessCollector(registry=registry)
+        self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
+        self._count_jobs()
+        self._count_spawns()
+        self._count_provisions()
+        self._count_events()
 
-        def counter(name: str, doc: str, *labels: str) -> Counter:
-            return Counter(name, doc, labels, registry=registry)
+    def _counter(self, name: str, doc: str, *labels: str) -> Counter:
+        return Counter(name, doc, labels, registry=self.registry)
 
-        def gauge(name: str, doc: str, *labels: str) -> Gauge:
-            return Gauge(name, doc, labels, registry=registry)
+    def _gauge(self, name: str, doc: str, *labels: str) -> Gauge:
+        return Gauge(name, doc, labels, registry=self.registry)
 
-        # agents, queue, jobs
+    def _count_jobs(self) -> None:
+        counter, gauge = self._counter, self._gauge
         self.agents_active = gauge("kici_orch_agents_active", "Agents connected here")
         self.draining = gauge("kici_orchestrator_draining", "1 while this coordinator drains")
         self.agents_lost = counter("kici_orch_agents_lost_total", "Agents lost, by what was noticed first", "cause")
@@ -67,11 +72,12 @@ class Metrics:
             "kici_orch_dispatch_latency_seconds",
             "From being queued to being offered to an agent",
             buckets=_LATENCY_BUCKETS,
-            registry=registry,
+            registry=self.registry,
         )
         self.log_bytes = counter("kici_orch_log_bytes_total", "Bytes of job output stored")
 
-        # scaler
+    def _count_spawns(self) -> None:
+        counter, gauge = self._counter, self._gauge
         self.config_reloads = counter("kici_orch_scaler_config_reloads_total", "Reloads of scalers.yaml", "result")
         self.spawn_refusals = counter("kici_orch_scaler_spawn_refusals_total", "Spawns refused by a cap or the host")
         self.spawn_failures = counter(
@@ -83,6 +89,19 @@ class Metrics:
         self.cap_lock_failures = counter(
             "kici_orch_scaler_cap_lock_failures_total", "Spawns refused because nobody could be counted", "reason"
         )
+        row = ("scaler", "scalerType", "machinePool")
+        self._cpus_used = gauge("kici_orch_scaler_cpus_used", "Cpus held by agents", *row)
+        self._memory_used = gauge("kici_orch_scaler_memory_bytes_used", "Memory held by agents", *row)
+        self._reserved_rows: set[ReservedBy] = set()
+        pool = ("scaler", "labelSet")
+        self.warm_target = gauge("kici_orch_scaler_warm_pool_target", "Idle agents wanted", *pool)
+        self.warm_ready = gauge("kici_orch_scaler_warm_pool_ready", "Idle agents ready", *pool)
+        self.warm_in_flight = gauge("kici_orch_scaler_warm_pool_in_flight", "Idle agents being made", *pool)
+        self.warm_spawns = counter("kici_orch_scaler_warm_pool_spawns_total", "Spawns to fill a warm pool", "scaler")
+        self.warm_reaped = counter("kici_orch_scaler_warm_pool_reaped_total", "Warm agents ended as idle", "scaler")
+
+    def _count_provisions(self) -> None:
+        counter, gauge = self._counter, self._gauge
         self.scale_up_emitted = counter("kici_orch_scaler_scale_up_emitted_total", "Machines asked for", "scaler")
         self.scale_down_emitted = counter(
             "kici_orch_scaler_scale_down_emitted_total", "Machines given back", "scaler", "reason"
@@ -100,7 +119,8 @@ class Metrics:
             "kici_orch_scaler_reap_blocked", "1 while the reaper stands down: no other coordinator is in sight"
         )
 
-        # events
+    def _count_events(self) -> None:
+        counter, gauge = self._counter, self._gauge
         self.event_dispatch_success = counter("kici_orch_event_dispatch_success_total", "Events handled")
         self.event_retry = counter("kici_orch_event_retry_total", "Deliveries that are tried again")
         self.event_dlq = counter("kici_orch_event_dlq_total", "Events given up")
@@ -110,18 +130,11 @@ class Metrics:
         )
         self.event_unmatched = counter("kici_orch_event_unmatched_total", "Events that nobody subscribed to")
         self.event_attempts = Histogram(
-            "kici_orch_event_attempts", "Deliveries that a handled event took", buckets=(1, 2, 3, 5), registry=registry
+            "kici_orch_event_attempts",
+            "Deliveries that a handled event took",
+            buckets=(1, 2, 3, 5),
+            registry=self.registry,
         )
-        row = ("scaler", "scalerType", "machinePool")
-        self._cpus_used = gauge("kici_orch_scaler_cpus_used", "Cpus held by agents", *row)
-        self._memory_used = gauge("kici_orch_scaler_memory_bytes_used", "Memory held by agents", *row)
-        self._reserved_rows: set[ReservedBy] = set()
-        pool = ("scaler", "labelSet")
-        self.warm_target = gauge("kici_orch_scaler_warm_pool_target", "Idle agents wanted", *pool)
-        self.warm_ready = gauge("kici_orch_scaler_warm_pool_ready", "Idle agents ready", *pool)
-        self.warm_in_flight = gauge("kici_orch_scaler_warm_pool_in_flight", "Idle agents being made", *pool)
-        self.warm_spawns = counter("kici_orch_scaler_warm_pool_spawns_total", "Spawns to fill a warm pool", "scaler")
-        self.warm_reaped = counter("kici_orch_scaler_warm_pool_reaped_total", "Warm agents ended as idle", "scaler")
 
     def set_queue_depth(self, counts: Mapping[str, int]) -> None:
         """Show how many jobs are in each status; a status that is absent is shown as 0."""

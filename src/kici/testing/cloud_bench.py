@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.apps.assembly import Coordinator
+from kici.apps.given import Configuration, Given
 from kici.backends.event.backend import EventBackend
 from kici.backends.event.factory import event_settings
 from kici.config.model import BackendType, LabelSet, ScalerEntry, ScalersConfig

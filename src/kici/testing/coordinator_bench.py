@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.apps.assembly import Coordinator
+from kici.apps.given import Configuration, Given
 from kici.config.model import BackendType, Cap, Defaults, LabelSet, MachinePool, ScalerEntry, ScalersConfig
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
