@@ -47,7 +47,7 @@ up: $(VENV)/.runtime ## a coordinator with its status page (ARGS="--port 4001")
 # --- judge it
 
 PYTEST := $(BIN)/python -m pytest
-CHECKED_TESTS := tests/tidy tests/unit tests/property tests/contract tests/sim
+CHECKED_TESTS := $(wildcard tests/tidy tests/unit tests/property tests/contract tests/sim)
 
 .PHONY: fmt
 fmt: $(VENV)/.dev ## format, and mend what ruff can mend
