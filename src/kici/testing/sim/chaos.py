@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import SimAgent
 from kici.testing.sim.fleet import edited, scalers
+from kici.testing.sim.site import Site
 from kici.testing.sim.trace import WORLD
 
 if TYPE_CHECKING:
@@ -54,6 +55,9 @@ class Chaos:
     def _any(self, agents: list[SimAgent]) -> SimAgent | None:
         return self._entropy.choice(agents) if agents else None
 
+    def _site(self) -> Site:
+        return self._entropy.choice(self._world.sites)
+
     async def _cut(self) -> None:
         connected = self._world.network.connected()
         if connected:
@@ -80,46 +84,42 @@ class Chaos:
             self._world.network.is_black_hole = False
 
     async def _outage(self) -> None:
+        """The store is down, for one coordinator or for all."""
         seconds = self._entropy.uniform(0.5, 8) if self._entropy.chance(0.7) else self._entropy.uniform(8, 100)
-        self._world.trace.tell(f"the store is down for {seconds:.1f} s", WORLD)
-        self._world.trace.count("store outage")
-        self._world.weather.is_down = True
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._world.weather.is_down = False
-            self._world.trace.tell("the store is up", WORLD)
+        sites = self._world.sites if self._entropy.chance(0.5) else [self._site()]
+        async with asyncio.TaskGroup() as group:
+            for site in sites:
+                group.create_task(site.lose_store(seconds, self._world.trace), name=f"outage of {site.name}")
 
     async def _kill(self) -> None:
-        self._world.coordinator.kill(self._down_seconds())
+        self._site().coordinator.kill(self._down_seconds())
 
     async def _stop(self) -> None:
-        self._world.coordinator.stop(keep_agents=True, down_seconds=self._down_seconds())
+        self._site().coordinator.stop(keep_agents=True, down_seconds=self._down_seconds())
 
     async def _shut_down(self) -> None:
-        self._world.doom_all("the coordinator was shut down")
-        self._world.coordinator.stop(keep_agents=False, down_seconds=self._down_seconds())
+        site = self._site()
+        site.doom("the coordinator was shut down")
+        site.coordinator.stop(keep_agents=False, down_seconds=self._down_seconds())
 
     def _down_seconds(self) -> float:
         return self._entropy.uniform(0.1, 5) if self._entropy.chance(0.7) else self._entropy.uniform(5, 60)
 
     async def _jump(self) -> None:
-        """The wall time of the coordinator and its embedded database jumps."""
-        jump_ms = self._entropy.choice(JUMPS_MS)
-        self._world.trace.tell(f"wall time jumps by {jump_ms / 1000:g} s", WORLD)
+        """The wall time of a coordinator jumps, with that of its database if it is an embedded one."""
         self._world.trace.count("clock jump")
-        self._world.jump(jump_ms)
+        self._world.jump(self._site(), self._entropy.choice(JUMPS_MS))
 
     async def _crash(self) -> None:
-        agent = self._any(self._world.statics())
+        agent = self._any(self._world.statics.alive())
         if agent is not None:
             self._world.trace.count("static agent crashed")
-            self._world.restart_static(agent, self._entropy.uniform(0.5, 60))
+            self._world.statics.crash(agent, self._entropy.uniform(0.5, 60))
 
     async def _death(self) -> None:
-        alive = list(self._world.host.alive)
-        if alive:
-            self._world.host.ends(self._entropy.choice(alive), "was killed by signal 9")
+        host = self._site().host
+        if host.alive:
+            host.ends(self._entropy.choice(list(host.alive)), "was killed by signal 9")
 
     async def _freeze(self) -> None:
         agent = self._any(self._world.agents())
@@ -136,9 +136,9 @@ class Chaos:
             agent.terminate()
 
     async def _drain(self) -> None:
-        program = self._world.reach()
+        program = self._site().coordinator.program
         if program is not None:
-            self._world.trace.tell("the coordinator drains", WORLD)
+            self._world.trace.tell(f"{program.instance_id} drains", WORLD)
             self._world.trace.count("coordinator drained")
             program.drain.draining = True
             await asyncio.sleep(self._entropy.uniform(1, 20))
@@ -146,17 +146,17 @@ class Chaos:
             program.pending.capacity_freed()
 
     async def _drain_agent(self) -> None:
-        program, agent = self._world.reach(), self._any(self._world.agents())
+        program, agent = self._site().coordinator.program, self._any(self._world.agents())
         if program is not None and agent is not None and program.sessions.drain_agent(agent.id):
             self._world.trace.tell("is drained by an operator", agent.id)
             self._world.trace.count("agent drained")
 
     async def _revoke(self) -> None:
         """Revoke the token of a scaler-made agent."""
-        program = self._world.reach()
-        agent = self._any(list(self._world.host.agents.values()))
+        site = self._site()
+        agent, program = self._any(list(site.host.agents.values())), site.coordinator.program
         registered = None if program is None or agent is None else program.registry.get(agent.id)
-        if program is None or agent is None or registered is None or registered.token_id is None:
+        if agent is None or registered is None or registered.token_id is None:
             return
         agent.truth.doomed = "its token was revoked"
         self._world.trace.tell("its token is revoked", agent.id)

@@ -8,7 +8,8 @@ the program's own functions would share their mistakes.
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from kici.domain.ids import AgentId, JobId
+from kici.decide.admit import Book
+from kici.domain.ids import AgentId, JobId, ScalerName
 from kici.domain.job import JOB_MOVES, RUN_MOVES, STARTED, TERMINAL, Demand, JobStatus, RunStatus
 from kici.domain.resources import Ask, Shape, parse_memory
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
@@ -123,7 +124,8 @@ class Checkers:
         if agent is None:
             self._trace.violate("a job was claimed for an agent that nobody made", *who)
             return
-        if agent.jobs_max is not None and agent.made_in_run == self._ledger.coordinator_runs:
+        runs = self._ledger.coordinator_runs.get(agent.host)
+        if agent.jobs_max is not None and agent.made_in_run == runs and len(self._ledger.coordinator_runs) == 1:
             self._check(agent.jobs_started < agent.jobs_max, "an agent that had its jobs was given another", *who)
         misfit = self._misfit(agent, job)
         self._check(misfit is None, f"an agent was given a job that it does not fit: {misfit}", *who)
@@ -241,6 +243,21 @@ class Checkers:
         else:
             self._ledger.sessions[change.agent_id] = change.after
 
+    # ------------------------------------------------------------------ memory
+
+    def usage(self, book: Book) -> None:
+        """Usage is what the reservations add up to, in all and for each scaler."""
+        sums = {"": (0, 0, 0)}
+        for held in book.reservations.values():
+            amount = held.shape.requests
+            for name in ("", held.scaler):
+                agents, micros, memory = sums.get(name, (0, 0, 0))
+                sums[name] = (agents + 1, micros + round(amount.cpus * 1_000_000), memory + amount.memory_bytes)
+        for name, expected in sums.items():
+            usage = book.of(ScalerName(name)) if name else book.total
+            found = (usage.agents, usage.cpu_micros, usage.memory_bytes)
+            self._check(found == expected, f"usage of {name or 'all'} is {found}, reserved is {expected}")
+
     # ------------------------------------------------------------------ agents
 
     def step_starts(self, agent: AgentTruth, start: JobStart) -> None:
@@ -289,36 +306,38 @@ class Checkers:
 
     # ------------------------------------------------------------------ machines
 
-    def machine_made(self, order: SpawnOrder, scaler: str) -> None:
+    def machine_made(self, order: SpawnOrder, scaler: str, host: str) -> None:
         agent_id = order.agent_id
         self._trace.tell("its machine was made", agent_id)
         self._trace.count("machine made")
         self._check(agent_id in self._ledger.spawns, "a machine was made without a row", agent_id)
         self._check(agent_id in self._ledger.reservations, "a machine was made without a reservation", agent_id)
-        self._ledger.machines[agent_id] = MachineTruth(order, scaler)
-        self._check_caps(agent_id, scaler)
+        self._ledger.machines[agent_id] = MachineTruth(order, scaler, host)
+        self._check_caps(agent_id, scaler, host)
         self._ledger.agents[agent_id] = AgentTruth(
             agent_id=agent_id,
             labels=frozenset((*order.labels, *SELF_LABELS)),
             gate=order.gate,
             order=order,
             jobs_max=self._ledger.jobs_max[scaler],
-            made_in_run=self._ledger.coordinator_runs,
+            host=host,
+            made_in_run=self._ledger.coordinator_runs[host],
         )
 
-    def _check_caps(self, agent_id: AgentId, scaler: str) -> None:
+    def _check_caps(self, agent_id: AgentId, scaler: str, host: str) -> None:
         """What runs may not exceed any cap; one whose end was tried in vain holds no resources any more."""
         for name in (scaler, ""):
             caps = self._ledger.caps[name]
-            machines = [one for one in self._ledger.machines.values() if name in ("", one.scaler)]
+            there = [one for one in self._ledger.machines.values() if one.host == host]
+            machines = [one for one in there if name in ("", one.scaler)]
             asked = [one.order.requests for one in machines if not one.resists]
             for what, used, limit in (
                 ("machines", len(machines), caps.agents),
                 ("cpus", sum(amount.cpus for amount in asked), caps.cpus),
                 ("bytes of memory", sum(amount.memory_bytes for amount in asked), caps.memory_bytes),
             ):
-                where = f"scaler {name}" if name else "the host"
-                self._check(used <= limit, f"{used} {what} run on {where}, its cap is {limit}", agent_id)
+                whose = f"scaler {name}" if name else f"host {host}"
+                self._check(used <= limit, f"{used} {what} of {whose}, its cap is {limit}", agent_id)
 
     def machine_ended(self, agent_id: AgentId) -> None:
         """A backend ended it, on demand of the program or because its own spawn failed."""

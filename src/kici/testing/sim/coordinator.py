@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from kici.adapters.sealer import AesGcmSealer
-from kici.apps.assembly import Configuration, Coordinator, Given
+from kici.apps.assembly import Coordinator
+from kici.apps.given import Configuration, Given
 from kici.config.model import ScalersConfig
 from kici.domain.errors import KiciError, StoreDown
 from kici.domain.ids import AgentId, InstanceId
@@ -21,6 +22,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.store import Store
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.fleet import HOST, SimFleetBuilder
+from kici.testing.sim.hints import Hints
 from kici.testing.sim.hosts import HostView, SimHost
 from kici.testing.sim.ledger import Ledger
 from kici.testing.sim.life import CURRENT, Life, MortalClock
@@ -53,6 +55,7 @@ class Machine:
     network: Network
     clock: SimClock
     files: "Files"
+    hints: Hints
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class SimCoordinator:
         loop = asyncio.get_running_loop()
         while True:
             self._runs += 1
-            self._machine.ledger.coordinator_runs += 1
+            self._machine.ledger.coordinator_runs[self.name] = self._runs
             self._down_seconds = RESTART_SECONDS
             self._task = task = loop.create_task(self._run(), name=f"{self.name} run {self._runs}")
             await asyncio.wait({task})
@@ -173,6 +176,7 @@ class SimCoordinator:
             await program.shutdown(keep_agents=self._keeps_agents)
         finally:
             self.program = None
+            self._machine.host.view = None
             self._machine.network.listeners.pop(self.url, None)
 
     def _program(self, life: Life, supervisor: Supervisor) -> Coordinator:
@@ -199,6 +203,7 @@ class SimCoordinator:
                 clock=clock,
                 entropy=entropy,
                 supervisor=supervisor,
+                notifier=machine.hints.of(life),
                 sealer=AesGcmSealer(KEY, entropy),
                 instance=Instance(
                     id=InstanceId(self.name),

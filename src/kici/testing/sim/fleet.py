@@ -31,7 +31,7 @@ def scalers(plan: Plan) -> ScalersConfig:
     share = max(1, plan.agents_max // 3)
     return ScalersConfig(
         global_max_agents=plan.agents_max,
-        global_resource_cap=Cap(max_memory_bytes=max(4, plan.agents_max // 2) * GIB),
+        global_resource_cap=Cap(max_memory_bytes=(share + max(2, share)) * GIB),
         scalers=(
             ScalerEntry(
                 name=ScalerName("plain"),

@@ -24,7 +24,9 @@ SMALL_WINDOW_BYTES: Final = 4096
 
 
 class SimHost:
-    def __init__(self, plan: Plan, entropy: SeededEntropy, place: AgentPlace) -> None:
+    def __init__(self, name: str, plan: Plan, entropy: SeededEntropy, place: AgentPlace) -> None:
+        self.name = name
+        self.ledger = place.ledger
         self._plan = plan
         self._entropy = entropy
         self._place = place
@@ -39,7 +41,7 @@ class SimHost:
     def made(self, machine: Machine) -> None:
         """A machine was made: its agent boots, unless fate has it otherwise."""
         order = machine.order
-        self._place.checkers.machine_made(order, machine.scaler)
+        self._place.checkers.machine_made(order, machine.scaler, self.name)
         loop = asyncio.get_running_loop()
         boot_seconds = self._entropy.uniform(5, 40) if self._happens("slow-boot") else self._entropy.uniform(0.05, 1)
         if self._happens("dies-before"):
@@ -153,7 +155,7 @@ class HostView(FakeMachines):
 
     def tell(self, watcher: Callable[[str], None], how: str) -> None:
         """The program hears that a machine ended."""
-        if self._life.is_alive:
+        if self._life.is_alive and self._host.view is self:
             watcher(how)
 
     def _die_here(self) -> None:

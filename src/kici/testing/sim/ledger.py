@@ -55,8 +55,10 @@ class AgentTruth:
     """Of a scaler-made agent."""
     jobs_max: int | None = None
     """How many jobs it may run in its life; None: any number."""
+    host: str = ""
+    """Where its machine is; empty: it has none."""
     made_in_run: int = 0
-    """Which run of the coordinator made it: a later one does not know how many jobs it had."""
+    """Which run of the coordinator there made it: a later one does not know how many jobs it had."""
     jobs_started: int = 0
     running: JobId | None = None
     """The job whose step it started last."""
@@ -89,6 +91,7 @@ class Caps:
 class MachineTruth:
     order: SpawnOrder
     scaler: str
+    host: str
     resists: bool = False
     """Its end was tried and could not be confirmed."""
 
@@ -103,9 +106,10 @@ class Ledger:
     """Those that exist."""
     reservations: dict[AgentId, None] = field(default_factory=dict)
     sessions: dict[AgentId, str] = field(default_factory=dict)
-    coordinator_runs: int = 0
+    coordinator_runs: dict[str, int] = field(default_factory=dict)
+    """How often the coordinator of each host was started."""
     caps: dict[str, Caps] = field(default_factory=dict)
-    """Of each scaler, and of the host under the empty name: the largest that were in force in this run."""
+    """Of each scaler, and of a host under the empty name: the largest that were in force in this run."""
     jobs_max: dict[str, int | None] = field(default_factory=dict)
     """How many jobs an agent of each scaler may run; None: any number."""
     demands: dict[str, Demand] = field(default_factory=dict)

@@ -55,6 +55,7 @@ ODDS: Final[Mapping[str, tuple[float, float]]] = {
     "exit-late": (0.1, 1.0),
     "power-loss": (0.1, 0.8),
     "reload-fails": (0.1, 0.5),
+    "hint-lost": (0.1, 1.0),
 }
 """What may happen whenever there is an occasion, and the range of its probability."""
 CALM_SEEDS: Final = 0.06
@@ -68,6 +69,7 @@ class Plan:
 
     seed: int
     jobs: int = 40
+    coordinators: int = 1
     static_agents: int = 4
     warm_agents: int = 0
     """Size of the warm pool; 0: there is none."""

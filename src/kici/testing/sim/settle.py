@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kici.domain.job import TERMINAL, RunStatus
@@ -35,23 +36,25 @@ class Settlement:
         await self._world.reload_surely(scalers(self._world.plan))
 
     async def shut_down(self) -> None:
-        """An orderly end takes bounded time and leaves no row of this instance."""
+        """An orderly end takes bounded time and leaves no row of any instance."""
         world = self._world
-        world.coordinator.stop(keep_agents=False, down_seconds=3600)
+        for site in world.sites:
+            site.coordinator.stop(keep_agents=False, down_seconds=3600)
         await asyncio.sleep(SHUTDOWN_SECONDS_MAX)
-        world.trace.check(world.coordinator.program is None, "the coordinator did not stop", WORLD)
+        up = [site.name for site in world.sites if site.coordinator.program is not None]
+        world.trace.check(not up, f"{up} did not stop", WORLD)
         world.trace.check(not world.ledger.sessions, "sessions are left after an orderly stop", *world.ledger.sessions)
         instances = await world.store.instances(limit=10)
         world.trace.check(not instances, "an instance row is left after an orderly stop", WORLD)
 
     async def _why(self) -> str:
         """What the program itself says of the first job that waits."""
-        program = self._world.reach()
+        program = self._world.sites[0].coordinator.program
         waiting = [job.job_id for job in self._world.ledger.jobs.values() if job.status not in TERMINAL]
         job = await self._world.store.job(waiting[0]) if waiting else None
         if program is None or job is None:
             return ""
-        now = self._world.clock.now()
+        now = self._world.sites[0].clock.now()
         return "; ".join(["", *(say(verdict, now=now) for verdict in await program.explain.verdicts(job))])
 
     def _warm(self) -> int:
@@ -62,32 +65,32 @@ class Settlement:
     def _unrest(self) -> tuple[str, tuple[str, ...]] | None:
         """What is not at rest yet."""
         world, ledger = self._world, self._world.ledger
-        program = world.reach()
-        if program is None:
-            return "the coordinator is not up", (WORLD,)
+        programs = [site.coordinator.program for site in world.sites if site.coordinator.program is not None]
+        if len(programs) < len(world.sites):
+            return "a coordinator is not up", (WORLD,)
         live = [job for job in ledger.jobs.values() if job.status not in TERMINAL]
         if live:
             objects = [*(job.job_id for job in live[:3]), *(job.agent_id for job in live[:3] if job.agent_id)]
             return f"{len(live)} jobs are not over, the first is {live[0].status}", tuple(objects)
         runs = [run for run, status in ledger.runs.items() if status in {RunStatus.RUNNING, RunStatus.CANCELLING}]
         machines = list(ledger.machines)
-        if len(machines) > self._warm():
-            return f"{len(machines)} machines exist, at most {self._warm()} are wanted", tuple(machines[:3])
+        most = self._warm() * len(world.sites)
+        if len(machines) > most:
+            return f"{len(machines)} machines exist, at most {most} are wanted", tuple(machines[:3])
         kept = frozenset(machines)
-        registered = kept | {agent.id for agent in world.statics()}
+        registered = kept | {agent.id for agent in world.statics.alive()}
         left: tuple[tuple[str, Iterable[str], frozenset[str]], ...] = (
             ("runs that are not over", runs, frozenset()),
             ("spawn rows", ledger.spawns, kept),
             ("reservations in the store", ledger.reservations, kept),
-            ("reservations in memory", program.book.reservations, kept),
-            ("spawns in memory", [tracked.agent_id for tracked in program.spawns], kept),
-            ("agent processes", world.host.agents, kept),
-            ("registered agents", [agent.agent_id for agent in program.registry], registered),
+            ("reservations in memory", chain(*(program.book.reservations for program in programs)), kept),
+            ("spawns in memory", (one.agent_id for program in programs for one in program.spawns), kept),
+            ("agent processes", chain(*(site.host.agents for site in world.sites)), kept),
+            ("registered agents", (one.agent_id for program in programs for one in program.registry), registered),
             ("sessions", ledger.sessions, registered),
         )
         for what, found, wanted in left:
             if differing := sorted(wanted.symmetric_difference(found)):
                 return f"{what} and what there should be differ by {len(differing)}", tuple(differing[:3])
-        if len(program.absences):
-            return f"{len(program.absences)} absences are left", (WORLD,)
-        return None
+        absent = sum(len(program.absences) for program in programs)
+        return (f"{absent} absences are left", (WORLD,)) if absent else None

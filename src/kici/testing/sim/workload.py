@@ -5,6 +5,7 @@ uses one.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,16 +68,16 @@ KINDS: Final = (
 
 
 class Workload:
-    """`coordinator` is where requests go."""
+    """`reach()` is where the next request goes."""
 
     def __init__(
-        self, plan: Plan, entropy: SeededEntropy, trace: Trace, ledger: Ledger, coordinator: SimCoordinator
+        self, plan: Plan, entropy: SeededEntropy, trace: Trace, ledger: Ledger, reach: Callable[[], SimCoordinator]
     ) -> None:
         self._plan = plan
         self._entropy = entropy
         self._trace = trace
         self._ledger = ledger
-        self._coordinator = coordinator
+        self._reach = reach
         self._runs = 0
         self._jobs = 0
 
@@ -103,9 +104,9 @@ class Workload:
         self._trace.tell(f"somebody cancels the {kind}, force {force}", job.job_id)
         try:
             if kind == "job":
-                _ = await self._coordinator.ask(lambda it: it.jobs.cancel_job(job.job_id, force=force, reason=WISH))
+                _ = await self._reach().ask(lambda it: it.jobs.cancel_job(job.job_id, force=force, reason=WISH))
             else:
-                _ = await self._coordinator.ask(lambda it: it.jobs.cancel_run(job.run_id, force=force, reason=WISH))
+                _ = await self._reach().ask(lambda it: it.jobs.cancel_run(job.run_id, force=force, reason=WISH))
         except (ConnectionError, StoreDown, NotFound, Conflict) as error:
             self._trace.tell(f"the cancel failed: {error}", job.job_id)
         else:
@@ -157,7 +158,7 @@ class Workload:
         while True:
             try:
                 async with asyncio.timeout(ASKED_SECONDS_MAX):
-                    submitted = await self._coordinator.ask(lambda it: it.jobs.submit(request, CLIENT, key))
+                    submitted = await self._reach().ask(lambda it: it.jobs.submit(request, CLIENT, key))
             except (ConnectionError, StoreDown, TimeoutError):
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
