@@ -36,6 +36,7 @@ from kici.domain.ids import AgentId, ScalerName
 from kici.domain.resources import NOTHING
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import SpawnOrder
+from kici.ports.vmm import Vmm
 from kici.testing.contracts.backend import MAX_AGENTS, Heard, Kind
 
 SCALER = ScalerName("vms")
@@ -123,16 +124,7 @@ class RealMicroVmBench:
         supervisor = await self._stack.enter_async_context(Supervisor("bench"))
         self.addresses = MemoryAddresses(AddressPool(), bridge=self.bridge, scaler=self.settings.scaler)
         self.host_network = IpHostNetwork(self.bridge, self.commands)
-        self.vmm = FirecrackerVmm(
-            self.jail,
-            FirecrackerTools(
-                processes=LinuxProcesses(),
-                commands=self.commands,
-                cgroups=this_cgroups().support,
-                boot=proc.boot_id(),
-                socket_wait_ms=lambda: 30_000,
-            ),
-        )
+        self.vmm = self.make_vmm()
         self.drives = HostDrives(self.settings.base / self.vmm.kind, self.commands)
         self.backend = MicroVmBackend(
             settings=self.settings,
@@ -148,6 +140,18 @@ class RealMicroVmBench:
             supervisor=supervisor,
             on_exit=self.heard.on_exit,
             on_step=self.on_step,
+        )
+
+    def make_vmm(self) -> Vmm:
+        return FirecrackerVmm(
+            self.jail,
+            FirecrackerTools(
+                processes=LinuxProcesses(),
+                commands=self.commands,
+                cgroups=this_cgroups().support,
+                boot=proc.boot_id(),
+                socket_wait_ms=lambda: 30_000,
+            ),
         )
 
     def configure(self, **changes: object) -> None:

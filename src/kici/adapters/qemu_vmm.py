@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 KVM: Final = Path("/dev/kvm")
 BOOT_DATA_SECONDS: Final = 10.0
+_CTRL_ALT_DEL: Final = [{"type": "qcode", "data": key} for key in ("ctrl", "alt", "delete")]
 _FLOCK: Final = "hhqqi4x"
 _TAIL_BYTES: Final = 2048
 _UNDO_SECONDS: Final = 15.0
@@ -137,7 +138,7 @@ class QemuVmm:
     async def ask_to_stop(self, place: VmPlace) -> bool:
         try:
             async with await Qmp.open(place.root / MONITOR) as qmp:
-                await qmp.execute("system_powerdown")
+                await qmp.execute("send-key", keys=_CTRL_ALT_DEL)
         except (Retryable, Permanent):
             return False
         return True

@@ -1,5 +1,6 @@
 """Operators: microVMs that run although nobody knows them."""
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -134,6 +135,6 @@ def _say_unsent(unsent: Sequence[str], items: Sequence[Json]) -> None:
 
 
 def _confirm(count: int, instance: str) -> None:
-    if not click.get_text_stream("stdin").isatty():
+    if not sys.stdin.isatty():
         raise CliError("nobody is there to confirm: give --yes")
     click.confirm(f"Stop {count} microVM{'s' if count > 1 else ''} on {instance}?", abort=True)

@@ -133,7 +133,8 @@ MACHINE_CHECKS: Final[tuple[Callable[[Machine], Iterator[Found]], ...]] = (
 )
 
 
-def scalers(machine: Machine) -> Iterator[Found]:
+def scalers(machine: Machine, *, only: str | None = None) -> Iterator[Found]:
+    """`only`: one type of scalers."""
     settings = machine.settings
     loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
     for problem in loaded.problems:
@@ -143,6 +144,8 @@ def scalers(machine: Machine) -> Iterator[Found]:
     if loaded.config is not None and loaded.config.machine_pools:
         yield machine_pools(machine)
     for entry in loaded.config.scalers if loaded.config else ():
+        if only not in (None, entry.type.value):
+            continue
         check = SCALER_CHECKS.get(entry.type)
         if check is None:
             why = f"of type {entry.type.value}, which this version has no checks for"
@@ -173,6 +176,13 @@ def _bare_metal(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
         yield Found(Grade.OK, name, f"up to {entry.max_agents} process agents can be started")
 
 
+def _microvms(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
+    from kici.cli.doctor_microvms import microvms  # what it takes is loaded where there is such a scaler
+
+    return microvms(machine, entry)
+
+
 SCALER_CHECKS: Final[dict[BackendType, Callable[[Machine, ScalerEntry], Iterator[Found]]]] = {
+    BackendType.FIRECRACKER: _microvms,
     BackendType.BARE_METAL: _bare_metal,
 }

@@ -36,6 +36,7 @@ ADMIN_COMMANDS: Final = {
     "agent-token": Lazy("kici.cli.admin_tokens:agent_token", "Make, list and revoke credentials of agents."),
     "secrets": Lazy("kici.cli.admin_secrets:secrets", "Store, list, reveal and delete secrets of jobs."),
     "events": Lazy("kici.cli.admin_events:events", "List events; retry those that were given up."),
+    "firecracker": Lazy("kici.cli.admin_firecracker:firecracker", "Prepare and check this host for microVMs."),
     "access-log": Lazy("kici.cli.admin_log:access_log", "Who changed what, newest first."),
 }
 _START_HERE: Final = (
