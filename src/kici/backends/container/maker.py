@@ -167,6 +167,6 @@ class Maker:
             if found is None or not found.is_running:
                 return  # it has ended already: whoever watches it tells how
             raise Retryable(f"container {agent.ref} has no address on {fencing.network.name}")
-        names = dict(each.partition(":")[::2] for each in self._settings.extra_hosts)
+        names = {host: ip for host, _, ip in (each.partition(":") for each in self._settings.extra_hosts)}
         agent.address = address  # first: rules that may have come to be are found by it
         await fencing.admit(agent.id, address, chosen.policy, url, names)
