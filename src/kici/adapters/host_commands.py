@@ -5,6 +5,7 @@ an operator reads when a microVM could not be made.
 """
 
 import asyncio
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -50,10 +51,10 @@ class HostCommands:
         """
         command = (*self.prefix(argv[0]), *argv)
         began = time.monotonic()
-        process = await self._start(command)
+        process = await self._start(command, stdin)
         try:
             async with asyncio.timeout(seconds):
-                output, errors = await process.communicate(stdin.encode())
+                output, errors = await process.communicate()
         except TimeoutError as error:
             raise Retryable(f"{shlex.join(argv)} did not end within {seconds:g} s") from error
         finally:
@@ -65,11 +66,15 @@ class HostCommands:
             raise _failed(argv, process.returncode, time.monotonic() - began, errors.decode(errors="replace"))
         return output.decode(errors="replace")
 
-    async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+    async def _start(self, command: Sequence[str], stdin: str) -> asyncio.subprocess.Process:
+        # A file, not a pipe: a command that ends without reading must not break whoever writes to it.
+        given = os.memfd_create("stdin", os.MFD_CLOEXEC)
         try:
+            os.write(given, stdin.encode())
+            os.lseek(given, 0, os.SEEK_SET)
             return await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=given,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env={"PATH": PATH, "LC_ALL": "C"},
@@ -78,6 +83,8 @@ class HostCommands:
             raise DeterministicRefusal(f"{command[0]} is not installed on this host, or not in {PATH}") from error
         except OSError as error:
             raise Retryable(f"cannot run {command[0]}: {error.strerror}") from error
+        finally:
+            os.close(given)
 
 
 def _failed(argv: Sequence[str], code: int, seconds: float, errors: str) -> CommandFailed:

@@ -57,7 +57,7 @@ def firecracker() -> None:
 @firecracker.command()
 @on_bridge
 @click.option("--persist", is_flag=True, help="Do it again at every start of this host (systemd).")
-def provision(  # noqa: PLR0913  # one for each option
+def provision(
     bridge: str, cidr: IPv4Interface, table: str, host_iface: str | None, *, sudo: bool, persist: bool
 ) -> None:
     """Make the bridge and its packet filter rules, or mend them.  microVMs that run keep theirs."""
@@ -67,7 +67,7 @@ def provision(  # noqa: PLR0913  # one for each option
         await network.provision()
         await network.probe_isolation()
 
-    _run("provision", lambda: _on(made, host_iface, sudo, work))
+    _run("provision", lambda: _on(made, host_iface, work, sudo=sudo))
     if persist:
         from kici.adapters.host_persist import persist as write
 
@@ -83,7 +83,7 @@ def provision(  # noqa: PLR0913  # one for each option
 @firecracker.command()
 @on_bridge
 @click.pass_context
-def verify(  # noqa: PLR0913  # one for each option
+def verify(
     ctx: click.Context, bridge: str, cidr: IPv4Interface, table: str, host_iface: str | None, *, sudo: bool
 ) -> None:
     """Say whether the bridge is as it should be.  Exits with 1 when it is not."""
@@ -93,7 +93,7 @@ def verify(  # noqa: PLR0913  # one for each option
         health = await network.health()
         return "" if health.is_healthy else str(health)
 
-    faults = _run("verify", lambda: _on(made, host_iface, sudo, work))
+    faults = _run("verify", lambda: _on(made, host_iface, work, sudo=sudo))
     if faults:
         click.echo(f"UNHEALTHY: {bridge}: {faults}")
         ctx.exit(1)
@@ -109,7 +109,7 @@ def teardown(bridge: str, cidr: IPv4Interface, table: str, host_iface: str | Non
     async def work(network: "IpHostNetwork") -> None:
         await network.teardown()
 
-    _run("teardown", lambda: _on(made, host_iface, sudo, work))
+    _run("teardown", lambda: _on(made, host_iface, work, sudo=sudo))
     from kici.adapters.host_persist import forget
 
     try:
@@ -172,8 +172,9 @@ def _bridge(name: str, cidr: IPv4Interface, table: str) -> "Bridge":
 async def _on(
     bridge: "Bridge",
     egress: str | None,
+    work: Callable[["IpHostNetwork"], Awaitable[Any]],
+    *,
     sudo: bool,
-    work: Callable[["IpHostNetwork"], Awaitable[Any]],  # noqa: FBT001  # passed through
 ) -> Any:
     from kici.adapters.host_commands import HostCommands
     from kici.adapters.host_network import IpHostNetwork

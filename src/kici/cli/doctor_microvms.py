@@ -38,9 +38,7 @@ def microvms(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
         yield Found(Grade.OK, name, f"up to {entry.max_agents} microVMs by {entry.vmm.value} can be started")
 
 
-async def _ask(
-    machine: Machine, entry: ScalerEntry, network: FirecrackerNetwork
-) -> tuple[list[str], BridgeHealth]:
+async def _ask(machine: Machine, entry: ScalerEntry, network: FirecrackerNetwork) -> tuple[list[str], BridgeHealth]:
     commands = HostCommands(sudo=entry.require_sudo)
     vmm = make_vmm(
         entry,
