@@ -5,6 +5,7 @@ number of classes with waiting jobs, however many jobs wait in each.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
 from typing import Final
 
 from kici.domain.ids import ClassId, OrgId
@@ -38,14 +39,11 @@ class DemandIndex:
             )
 
     def fitting(self, fits: Callable[[Demand], bool], *, limit: int) -> list[ClassId]:
-        """Classes with waiting jobs that `fits` accepts."""
-        found: list[ClassId] = []
-        for known in self._classes.values():
-            if fits(known.demand):
-                found.append(known.class_id)
-                if len(found) >= limit:
-                    break
-        return found
+        """Classes with waiting jobs that `fits` accepts: those with the oldest jobs."""
+        found = [known for known in self._classes.values() if fits(known.demand)]
+        if len(found) > limit:
+            found = nsmallest(limit, found, key=lambda known: known.oldest_seq)
+        return [known.class_id for known in found]
 
     def orgs(self, class_ids: Iterable[ClassId]) -> set[OrgId]:
         """Whose jobs these classes are."""

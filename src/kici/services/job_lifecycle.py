@@ -136,8 +136,8 @@ class JobLifecycle:
             agent.draining = True
         else:
             self._dispatcher.rest(agent)
-        self._registry.done(agent, job_id)
         await self._dispatcher.requeue(job, reason=f"agent {agent.agent_id} declined it: {reason}")
+        self._registry.done(agent, job_id)
 
     async def said(self, agent: ConnectedAgent, *, draining: bool) -> None:
         """The agent tells how it is: it takes no more jobs, or may be asked again."""
@@ -171,8 +171,8 @@ class JobLifecycle:
             await self.over(finished)
         return finished is not None
 
-    async def cancelled(self, moved: Cancelled, *, reason: str, force: bool) -> None:
-        """Follow up a cancel request: agents are told, computes under way lose their purpose."""
+    async def cancelled(self, moved: Cancelled, *, reason: str) -> None:
+        """Follow up a cancel request: what ended loses its agents.  Those of started jobs are told by `stop`."""
         for job in moved.ended:
             self._ended(job)
             agent = self._holder(job)
@@ -185,9 +185,6 @@ class JobLifecycle:
                 await self._freed(agent)
         for job in moved.told:
             self._watch.changed(job.id)
-            agent = self._holder(job)
-            if agent is not None:
-                agent.seat.send(JobCancel(job_id=job.id, reason=reason, force=force))
 
     def stop(self, run_id: RunId, job_id: JobId | None, *, reason: str, force: bool) -> None:
         """Tell the agents here that have jobs of a run, or one of them, to stop; again, if they were told before."""

@@ -85,9 +85,7 @@ class JobService:
         await self._check_depth(len(request.jobs))
         return await self._submit(request, by=by, key=None if key is None else f"event|{key}", run_id=run_id)
 
-    async def _submit(
-        self, request: SubmitRun, *, by: str, key: str | None, run_id: RunId | None = None
-    ) -> Submitted:
+    async def _submit(self, request: SubmitRun, *, by: str, key: str | None, run_id: RunId | None = None) -> Submitted:
         jobs = self._new_jobs(request)
         agent = self._seat(jobs) if key is None else None
         try:
@@ -180,9 +178,8 @@ class JobService:
 
     async def _cancel(self, run_id: RunId, job_id: JobId | None, *, force: bool, reason: str) -> Cancelled:
         moved = await self._store.cancel(run_id, job_id, reason=reason)
-        await self._lifecycle.cancelled(moved, reason=reason, force=force)
-        if force:
-            self._lifecycle.stop(run_id, job_id, reason=reason, force=True)
+        await self._lifecycle.cancelled(moved, reason=reason)
+        self._lifecycle.stop(run_id, job_id, reason=reason, force=force)
         if self.remote is not None:
             await self.remote.cancelled(run_id, job_id, moved, force=force, reason=reason)
         return moved

@@ -51,6 +51,15 @@ async def test_only_classes_that_the_agent_fits_are_given() -> None:
 
 
 @virtual
+async def test_when_there_are_too_many_classes_those_with_the_oldest_jobs_are_given() -> None:
+    async with a_world() as world:
+        jobs = [await world.queued(label) for label in ("a", "b", "c")]
+        for job in reversed(jobs):
+            world.index.note(job)
+        assert world.index.fitting(lambda demand: True, limit=2) == [job.class_id for job in jobs[:2]]
+
+
+@virtual
 async def test_a_class_is_known_by_its_oldest_job() -> None:
     async with a_world() as world:
         old, young = await world.queued("linux"), await world.queued("linux")

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kici.domain.errors import StoreDown
 from kici.domain.ids import DEFAULT_ORG, JobId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.secret import SecretRef
@@ -162,6 +163,18 @@ async def test_an_agent_that_was_busy_without_reason_is_asked_again_after_a_whil
     agent.rejects(await agent.is_offered(), "busy")
     await agent.is_left_alone(seconds=5)
     assert await agent.starts(within=30) == job.id
+
+
+@benched()
+async def test_a_rejection_that_the_store_does_not_take_at_once_costs_the_agent_nothing(bench: Bench) -> None:
+    agent = await bench.an_agent("a")
+    job = await bench.submits("linux")
+    bench.traps.fail("requeue_job", done=False)
+    agent.rejects(await agent.is_offered(), "draining")
+    other = await bench.an_agent("b")
+    assert await other.starts(within=5) == job.id
+    await bench.passes(15)
+    assert agent.closed_with is None
 
 
 @pytest.mark.spec("D3")
@@ -410,6 +423,19 @@ async def test_force_reaches_every_agent_of_a_run_that_is_being_cancelled_alread
     for force in (False, True):
         await bench.coordinator.jobs.cancel_run(jobs[0].run_id, force=force, reason="no longer wanted")
         assert [(await agent.hears(JobCancel)).force for agent in agents] == [force, force]
+
+
+@benched()
+async def test_a_cancel_whose_answer_was_lost_reaches_the_agent_when_it_is_repeated(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    job = await bench.submits("linux")
+    await agent.starts()
+    bench.traps.fail("cancel", done=True)
+    with pytest.raises(StoreDown):
+        await bench.cancels(job)
+    assert not agent.all(JobCancel)
+    await bench.cancels(job)
+    assert (await agent.hears(JobCancel)).job_id == job.id
 
 
 @pytest.mark.spec("T7.4")
