@@ -74,6 +74,7 @@ class Event(StrEnum):
     STORE_DOWN = "store.down"
     TERM_LOST = "term.lost"
     TERM_WON = "term.won"
+    WORKER_RECORD_LEFT = "worker.record_left"
     WORKFLOW_APPLIED = "workflow.applied"
     WORKFLOW_DELETED = "workflow.deleted"
 

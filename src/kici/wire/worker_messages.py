@@ -120,11 +120,23 @@ class Image(_Part, frozen=True, kw_only=True):
         return f"Image({self.image!r})"  # no credential in a log
 
 
+class FaultKind:
+    """What a fault is, by what the coordinator should do."""
+
+    NO_CAPACITY: Final = "no-capacity"
+    REFUSED: Final = "refused"
+    """The host refuses this launch, and will again."""
+    JOB_REFUSED: Final = "job-refused"
+    """This one job can never be started."""
+    PERMANENT: Final = "permanent"
+    RETRYABLE: Final = "retryable"
+
+
 class Fault(_Part, frozen=True, kw_only=True):
     """Why an order was not carried out."""
 
     kind: str
-    """`no-capacity`, `refused` (the host refuses it, and will again), `permanent`, or `retryable`."""
+    """One of `FaultKind`; any other is taken for retryable."""
     text: str
     after_seconds: float = 0.0
 
