@@ -2,7 +2,7 @@
 
 import pytest
 from tests.microvm.lab import INTERNET, LAN, METADATA, around
-from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra
+from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra, qemu_entry
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -51,3 +51,51 @@ def test_a_guest_reaches_the_coordinator_and_the_internet_and_nothing_else() -> 
             "10.200.0.77:80": "unreachable",
         }
         assert METADATA
+
+
+LOOK_AROUND = """
+import glob, os, select, socket, sys
+for place in sys.argv[1:]:
+    host, _, port = place.rpartition(":")
+    probe = socket.socket()
+    probe.settimeout(3)
+    print(place, "open" if probe.connect_ex((host, int(port))) == 0 else "closed")
+    probe.close()
+def text(path):
+    with open(path, "rb", buffering=0) as file:
+        return file.read(100000).replace(b"\\0", b" ").decode(errors="replace")
+print("command line:", text("/proc/cmdline").strip())
+print("first process:", text("/proc/1/environ"), text("/proc/1/cmdline"))
+print("agent:", text(f"/proc/{os.getppid()}/environ"), text(f"/proc/{os.getppid()}/cmdline"))
+print("own:", *sorted(os.environ))
+for path in glob.glob("/dev/vport*"):
+    port = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ready = select.select([port], [], [], 1)[0]
+    print("port:", os.read(port, 1000) if ready else b"")
+print(os.uname().sysname, os.getuid())
+open("/written", "w").close()
+print("written" if os.path.exists("/written") else "")
+"""
+PYTHON = ("/opt/kici/lib/ld.so", "--library-path", "/opt/kici/lib", "/opt/kici/bin/python3.11", "-I", "-S", "-c")
+"""What the agent itself runs with; the guest of these tests has no other."""
+
+
+@pytest.mark.engine("qemu")
+def test_a_job_runs_in_a_linux_guest_of_qemu_reaches_what_it_may_and_finds_no_secret() -> None:
+    with orchestra(qemu_entry()) as one, around(one.host):
+        one.host.serve(f"{GATEWAY}:9090")
+        places = [f"{GATEWAY}:{PORT}", f"{GATEWAY}:9090", f"{LAN}:80", f"{METADATA}:80", f"{INTERNET}:80"]
+        done = one.coordinator.run("run", "-l", "vm", "--", *PYTHON, LOOK_AROUND, *places, seconds=180)
+        assert done.returncode == 0, done.stderr + done.stdout
+        lines = done.stdout.splitlines()
+        assert lines[: len(places)] == [
+            f"{GATEWAY}:{PORT} open",
+            f"{GATEWAY}:9090 closed",
+            f"{LAN}:80 closed",
+            f"{METADATA}:80 closed",
+            f"{INTERNET}:80 open",
+        ]
+        assert lines[-2:] == ["Linux 0", "written"]
+        assert "kat_" not in done.stdout, "a job must not find the credential of its agent"
+        assert "port: b''" in lines, done.stdout
+        one.until_clean()
