@@ -226,7 +226,7 @@ class Dispatcher:
             job.id, job.agent_id, reason=reason, attempts_max=ATTEMPTS_MAX, count_attempt=count_attempt
         )
         if requeued is None:
-            return None
+            return await self._requeued_before(job)
         emit(
             Event.JOB_REQUEUED,
             job_id=job.id,
@@ -242,3 +242,13 @@ class Dispatcher:
         else:
             self.gave_up(requeued.job)
         return requeued.job
+
+    async def _requeued_before(self, job: Job) -> Job | None:
+        """The job is not its agent's any more: perhaps an earlier try returned it, and its answer was lost."""
+        assert job.agent_id is not None, job
+        now = await self._store.job(job.id)
+        if now is None or now.status is not JobStatus.QUEUED:
+            return None
+        self.scale.gave_back(job.agent_id, job.id)
+        await self.offer(now)
+        return now

@@ -10,13 +10,13 @@ from typing import Final, Never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.errors import StoreDown
-from kici.domain.job import Demand, Job, WaitingClass
+from kici.domain.job import Demand, Job, JobStatus, Outcome, WaitingClass
 from kici.domain.say import say
 from kici.domain.scale import NoBackend
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
-from kici.ports.store import JobStore
+from kici.ports.store import JobFilter, JobStore
 from kici.services.agent_sessions import AgentSessions
 from kici.services.demand_index import DemandIndex
 from kici.services.dispatcher import Dispatcher
@@ -28,6 +28,8 @@ from kici.wire.messages import CloseCode
 INTERVAL_SECONDS: Final = 1.0
 BATCH: Final = 200
 IDLE_MATCH_SECONDS: Final = 10.0
+STUCK_CANCEL_SECONDS: Final = 240.0
+"""Long enough for every grace of an agent and one lost connection."""
 PROBE_SECONDS_MIN: Final = 5.0
 PROBE_SECONDS_MAX: Final = 30.0
 
@@ -84,6 +86,7 @@ class QueueSweeper:
         if now - self._matched_at >= IDLE_MATCH_SECONDS:
             self._matched_at = now
             await self._match_idle()
+            await self._settle_cancels()
         grace_ms = self._unroutable_grace_ms()
         pause = min(max(grace_ms / 4000, PROBE_SECONDS_MIN), PROBE_SECONDS_MAX)
         if grace_ms and self.leads() and now - self._probed_at >= pause:
@@ -99,6 +102,23 @@ class QueueSweeper:
         )
         if not dismissed:
             await self._dispatcher.requeue(job, reason=f"agent {job.agent_id} was lost: {why}")
+
+    async def _settle_cancels(self) -> None:
+        """End jobs whose agents are connected here and do not end them although they were told to."""
+        long_ago = self._clock.now() - STUCK_CANCEL_SECONDS * 1000
+        for job in await self._store.jobs(JobFilter(status=JobStatus.CANCELLING, limit=BATCH)):
+            agent = None if job.agent_id is None else self._registry.get(job.agent_id)
+            if agent is None or job.id not in agent.jobs or (job.cancel_requested_at or long_ago) >= long_ago:
+                continue
+            why = f"agent {agent.agent_id} did not end its cancelled job within {STUCK_CANCEL_SECONDS:g} s"
+            outcome = Outcome(status=JobStatus.CANCELLED, reason=why)
+            await self._lifecycle.end(
+                job.id, outcome, agent_id=agent.agent_id, from_statuses=frozenset({JobStatus.CANCELLING})
+            )
+            # When it comes back, it is told to drop the job.
+            await self._sessions.dismiss(
+                agent.agent_id, cause=LossCause.CONNECTION_CLOSED, code=CloseCode.INTERNAL, why=why
+            )
 
     async def _match_idle(self) -> None:
         """A net under lost hints: waiting classes against agents that are idle here."""

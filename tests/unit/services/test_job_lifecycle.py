@@ -188,6 +188,19 @@ async def test_a_made_agent_that_declines_its_job_is_replaced_by_another(bench: 
     assert list(bench.machines.alive) == [bench.orders[1].agent_id]
 
 
+@pytest.mark.parametrize("done", [False, True], ids=["before the commit", "after the commit"])
+@benched(a_scaler())
+async def test_a_made_agent_that_declines_is_replaced_though_the_store_did_not_answer_at_once(
+    bench: Bench, done: bool
+) -> None:
+    job = await bench.submits("linux")
+    declining = await bench.made(0)
+    bench.traps.fail("requeue_job", done=done)
+    declining.rejects(await declining.is_offered(), "busy")
+    assert await (await bench.made(1)).starts(within=5) == job.id
+    assert (await bench.job(job)).attempts == 1
+
+
 @pytest.mark.spec("T1.5")
 @benched()
 async def test_a_job_returned_five_times_fails_and_names_its_attempts(bench: Bench) -> None:

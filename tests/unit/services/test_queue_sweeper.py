@@ -116,6 +116,36 @@ async def test_the_agent_that_boots_for_a_job_that_expired_goes(bench: Bench) ->
     await bench.is_clean()
 
 
+# --- cancels that are not obeyed
+
+
+@pytest.mark.spec("T7.5")
+@benched(a_scaler())
+async def test_a_cancel_that_its_agent_does_not_obey_is_settled_after_four_minutes(bench: Bench) -> None:
+    static, job = await bench.an_agent("static", "windows"), await bench.submits("windows")
+    await static.starts()
+    made_for = await bench.submits("linux")
+    made = await bench.made()
+    await made.starts()
+    for each in (job, made_for):
+        await bench.cancels(each)
+    for _ in range(11):
+        for agent in (static, made):
+            agent.says(Heartbeat())
+        await bench.passes(20)
+    assert await bench.status(job) is JobStatus.CANCELLING
+    for each in (job, made_for):
+        found = await bench.ended(each, within=40)
+        assert found.status is JobStatus.CANCELLED
+        assert "did not end its cancelled job" in (found.reason or "")
+    await bench.passes(5)
+    await bench.is_clean()
+    ack = await static.registers((job.id, "running"))
+    assert [verdict.action for verdict in ack.jobs] == ["drop"]
+    following = await bench.submits("windows")
+    assert await static.starts() == following.id
+
+
 # --- unroutable
 
 
