@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -64,7 +65,12 @@ class Machines:
         }
         with (folder / "agent.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *self._agent, cwd=folder, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                *self._agent,
+                cwd=folder,
+                env=env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
             )
         (folder / "pid").write_text(f"{process.pid}\n")
@@ -211,7 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Machines that are processes of this host.")
     parser.add_argument("what", choices=("serve", "up", "down", "list"))
     parser.add_argument("--state", type=Path, default=default_state())
-    parser.add_argument("--agent", nargs="+", default=["kici-agent"], help="the agent's command line")
+    parser.add_argument("--agent", type=shlex.split, default=["kici-agent"], help="the agent's command line")
     parser.add_argument("--port", type=int, help="take webhooks on this loopback port, too")
     parser.add_argument("--secret-file", type=Path, help="signing secret of the webhooks")
     args = parser.parse_args()
