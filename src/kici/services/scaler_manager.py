@@ -15,7 +15,7 @@ from kici.decide.fallback import SCALERS_MAX, is_refusal, spokesman, verdict_of
 from kici.decide.prune import EVENT
 from kici.domain.ids import AgentId, ClassId, JobId, ScalerName
 from kici.domain.job import Demand, Job
-from kici.domain.resources import UNDECLARED, ResourceRequest
+from kici.domain.resources import UNDECLARED, Amount, ResourceRequest
 from kici.domain.scale import AtCapacity, Failed, NoBackend, ScaleAnswer, Skipped, Spawning
 from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
 from kici.domain.verdict import Draining, NoScalerMatches, SpawnBooting, Verdict
@@ -26,7 +26,7 @@ from kici.ports.live_vms import BootDataBackend
 from kici.services.drain_state import DrainState
 from kici.services.launch_failures import LaunchFailures
 from kici.services.machine_pools import MachinePools
-from kici.services.scaler_runtime import Fleet
+from kici.services.scaler_runtime import ActiveTotal, Fleet, ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.spawner import Choice, Spawner
 from kici.services.teardown import Teardown
@@ -66,6 +66,7 @@ class ScalerManager:
         """Classes refused since capacity last changed: the re-drive asks again, oldest job first."""
         self._full: dict[ScalerName, tuple[Verdict, float]] = {}
         """Scalers that had no room, as counted where spawns are written, and when that was."""
+        self._active_total = ActiveTotal(clock)
         self._on_refusal = on_refusal
         self.foreign_gone: Callable[[AgentId, ScaleDownReason], None] = lambda agent_id, reason: None
         """Told of an agent that is gone and that this instance did not make."""
@@ -202,15 +203,20 @@ class ScalerManager:
         except ValueError as error:
             return Failed(error=f"scaler {routable.scaler}: {error}")
         runtime = self.fleet.runtimes[routable.scaler]
-        active = Active(here=runtime.backend.active_count(), total=self.fleet.active_total())
+        refused = self._over_caps(runtime, shape.requests)
+        if refused is not None:
+            self._active_total.forget()
+            refused = self._over_caps(runtime, shape.requests)
+        foreseen = refused or self._machine_pools.foresee(runtime.machine_pool, shape.requests, runtime.name)
+        return foreseen or Choice(runtime, routable, shape)
+
+    def _over_caps(self, runtime: ScalerRuntime, requests: Amount) -> AtCapacity | None:
+        active = Active(here=runtime.backend.active_count(), total=self._active_total.read(self.fleet))
         here = self._book.of(runtime.name).with_others(self._spawns.resisting(runtime.name))
         total = self._book.total.with_others(self._spawns.resisting())
-        refused = admit(
-            shape.requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active
-        )
+        refused = admit(requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active)
         if refused is None:
-            foreseen = self._machine_pools.foresee(runtime.machine_pool, shape.requests, runtime.name)
-            return foreseen or Choice(runtime, routable, shape)
+            return None
         return AtCapacity(verdict=refused, is_burst=is_burst_refusal(refused, active, here=here, total=total))
 
     def _count(self, answer: ScaleAnswer, what: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kici.decide.admit import Book, HostCaps, ScalerCaps
 from kici.decide.route import Router
@@ -10,6 +11,9 @@ from kici.domain.ids import ScalerName
 from kici.domain.resources import NOTHING, Amount
 from kici.observe.metrics import ReservedBy
 from kici.ports.backend import Backend
+from kici.ports.clock import Clock
+
+COUNT_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,6 +52,26 @@ class Fleet:
 
     def active_total(self) -> int:
         return sum(runtime.backend.active_count() for runtime in self.runtimes.values())
+
+
+class ActiveTotal:
+    """Computes over all scalers, as counted within the last moment: asking a thousand backends at each request would
+    cost more than the rest of it.  Spawns since then are in the book; a refusal must count anew."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._fleet: Fleet | None = None
+        self._total = 0
+        self._until = 0.0
+
+    def read(self, fleet: Fleet) -> int:
+        now = self._clock.monotonic()
+        if fleet is not self._fleet or now >= self._until:
+            self._fleet, self._total, self._until = fleet, fleet.active_total(), now + COUNT_SECONDS
+        return self._total
+
+    def forget(self) -> None:
+        self._fleet = None
 
 
 def reserved(book: Book, fleet: Fleet) -> dict[ReservedBy, Amount]:
