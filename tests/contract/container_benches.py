@@ -12,7 +12,7 @@ from typing import IO, Final
 from tests.contract.backend_benches import an_order
 from tests.docker_engine import Lab
 
-from kici.adapters.agent_archive import make_archive
+from kici.adapters.agent_archive import find_archive
 from kici.adapters.clock import RealClock
 from kici.adapters.docker_engine import DockerEngine
 from kici.adapters.nft import Nft
@@ -20,7 +20,7 @@ from kici.adapters.processes import LinuxProcesses
 from kici.backends.container.backend import ContainerBackend, ContainerSettings
 from kici.backends.container.fencing import AgentNetwork
 from kici.backends.container.house import ContainerTools, Houses
-from kici.backends.container.runtime import Archive, MakeArchive
+from kici.backends.container.runtime import Archive, FindArchive
 from kici.decide.container_plan import AGENT, MANAGED, OWNER, ContainerSet
 from kici.domain.ids import AgentId, ScalerName
 from kici.kit.supervise import Supervisor
@@ -45,7 +45,7 @@ class AnArchive:
     machine: str = "x86_64"
     entrypoint: tuple[str, ...] = ("/opt/kici/agent",)
 
-    def open(self) -> IO[bytes]:
+    async def open(self) -> IO[bytes]:
         return io.BytesIO(b"a runtime")
 
 
@@ -116,7 +116,7 @@ class FakeEngineBench(ContainerBench):
     def __init__(self, room: EngineRoom | None = None, packets: FakePackets | None = None) -> None:
         self.room = room or EngineRoom()
         self.packets = packets or FakePackets()
-        self.make_archive: MakeArchive = an_archive
+        self.find_archive: FindArchive = an_archive
         self.environment: dict[str, str] = {}
         for kind, script in FAKE_IMAGES.items():
             self.room.images[f"ci/{kind.value}:latest"] = script
@@ -126,7 +126,7 @@ class FakeEngineBench(ContainerBench):
         return ContainerTools(
             engine_at=self._engine_at,
             packets=self.packets,
-            make_archive=self.make_archive,
+            find_archive=self.find_archive,
             clock=self._clock,
             supervisor=supervisor,
             environment=self.environment,
@@ -181,7 +181,7 @@ class RealEngineBench(ContainerBench):
         return ContainerTools(
             engine_at=self._engine_at,
             packets=self.packets(),
-            make_archive=lambda: make_archive(LinuxProcesses(), self.folder / "runtime"),
+            find_archive=lambda: find_archive(LinuxProcesses(), self.folder / "runtime"),
             clock=self._clock,
             supervisor=supervisor,
             environment={},

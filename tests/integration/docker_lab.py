@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,13 @@ def a_pool(lab: Lab, name: str = "pool", image: str = BUSYBOX, **more: Any) -> d
 
 
 @contextmanager
-def coordinator(lab: Lab, name: str, *scalers: dict[str, Any], port: int = 0, **env: str) -> Iterator[LabCoordinator]:
-    with LabCoordinator(lab, name, scalers or (a_pool(lab),), port=port, **env) as running:
-        yield running
+def coordinator(
+    lab: Lab, name: str, *scalers: dict[str, Any], port: int = 0, within: Sequence[str] = (), **env: str
+) -> Iterator[LabCoordinator]:
+    """`within`: a command that runs the coordinator with fewer rights, say."""
+    with LabCoordinator(lab, name, scalers or (a_pool(lab),), port=port, within=within, **env) as running:
+        try:
+            yield running
+        except BaseException:
+            sys.stderr.write(running.log.read_text()[-8000:])
+            raise

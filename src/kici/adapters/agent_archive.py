@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from kici.adapters.agent_runtime import RuntimeArchive, parse_report
-from kici.domain.errors import DeterministicRefusal
+from kici.domain.errors import DeterministicRefusal, Retryable
 from kici.ports.processes import Processes
 
 MAKE_SECONDS: Final = 120.0
@@ -18,33 +18,43 @@ MAKE_SECONDS: Final = 120.0
 class HostArchive:
     """Contract: `backends.container.runtime.Archive`."""
 
-    made: RuntimeArchive
+    known: RuntimeArchive
     machine: str
+    processes: Processes
 
     @property
     def version(self) -> str:
-        return self.made.version
+        return self.known.version
 
     @property
     def entrypoint(self) -> tuple[str, ...]:
-        return self.made.entrypoint
+        return self.known.entrypoint
 
-    def open(self) -> IO[bytes]:
-        return self.made.tar.open("rb")
+    async def open(self) -> IO[bytes]:
+        made = await _ask(self.processes, self.known.tar.parent, "--write")
+        if made.version != self.version:
+            raise Retryable("this installation changed while its runtime was being made; try again")
+        return made.tar.open("rb")
 
 
-async def make_archive(processes: Processes, folder: Path) -> HostArchive:
-    """Raises `DeterministicRefusal` when this installation cannot be put into containers, `Retryable` when it took too
-    long."""
-    argv = (sys.executable, "-m", "kici.adapters.agent_runtime", str(folder))
-    env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C.UTF-8"}
-    done = await processes.run(argv, env=env, timeout_seconds=MAKE_SECONDS)
+async def find_archive(processes: Processes, folder: Path) -> HostArchive:
+    """This installation's runtime, which is written into the folder when it is opened.
+
+    Raises `DeterministicRefusal` when this installation cannot be put into containers, `Retryable` when it took too
+    long.
+    """
+    return HostArchive(await _ask(processes, folder), platform.machine(), processes)
+
+
+async def _ask(processes: Processes, folder: Path, *options: str) -> RuntimeArchive:
+    argv = (sys.executable, "-m", "kici.adapters.agent_runtime", str(folder), *options)
+    env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    done = await processes.run(argv, env={**env, "LC_ALL": "C.UTF-8"}, timeout_seconds=MAKE_SECONDS)
     try:
-        made = parse_report(done.output, folder)
+        return parse_report(done.output, folder)
     except ValueError as error:
         why = done.output.strip()[-800:]
         raise DeterministicRefusal(
             f"the runtime for agents in containers cannot be made from this installation: {why}; "
             "use images that carry their own agent (LABEL kici-agent=own)"
         ) from error
-    return HostArchive(made, platform.machine())

@@ -3,8 +3,9 @@
 One archive with interpreter, standard library, shared libraries, their loader and the agent.  It is started by its
 loader, which is told where the libraries are: no variable does, so what the agent starts runs with the image's own.
 
-Run as a program (`python -m kici.adapters.agent_runtime FOLDER`) it writes the archive into the folder, unless it
-is there, and says on standard output what it is.  Compiling takes seconds, which a coordinator has better uses for.
+Run as a program (`python -m kici.adapters.agent_runtime FOLDER [--write]`) it says on standard output which archive
+this installation makes, and writes it into the folder if it is told to and it is not there.  Reading and compiling
+take seconds, which a coordinator has better uses for.
 """
 
 import hashlib
@@ -71,14 +72,16 @@ def parse_report(text: str, folder: Path) -> RuntimeArchive:
     return RuntimeArchive(version=told["version"], tar=_tar(folder, told["version"]), python=told["python"])
 
 
-def write_archive(folder: Path) -> RuntimeArchive:
-    """Make the archive, if it is not there.  Raises `RuntimeUnavailable`."""
+def archive_of(folder: Path, *, write: bool) -> RuntimeArchive:
+    """What this installation makes of itself; on disk when it returns, if `write`.  Raises `RuntimeUnavailable`."""
     interpreter = Path(os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable))
     files = dict(_files(interpreter))
     version = _version(files)
     archive = RuntimeArchive(version=version, tar=_tar(folder, version), python=interpreter.name)
-    if not archive.tar.exists():
+    if write and not archive.tar.exists():
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.tar"):
+            old.unlink(missing_ok=True)
         _write(archive.tar, files)
     return archive
 
@@ -210,7 +213,7 @@ def _compiled(source: Path, inside: str) -> bytes:
 
 if __name__ == "__main__":
     try:
-        made = write_archive(Path(sys.argv[1]))
+        made = archive_of(Path(sys.argv[1]), write="--write" in sys.argv[2:])
     except (RuntimeUnavailable, OSError, py_compile.PyCompileError) as fault:
         sys.exit(f"kici: {fault}")
     sys.stdout.write(json.dumps({"version": made.version, "python": made.python}) + "\n")

@@ -46,7 +46,7 @@ def find_engine(
         kind = EngineKind.PODMAN if "podman" in socket_path else EngineKind.DOCKER
         if not usable(socket_path):
             raise DeterministicRefusal(
-                f"socketPath {socket_path} is no socket that we may use; "
+                f"no container engine answers at socketPath {socket_path}: it is no socket that we may use; "
                 "start the engine, or mend the path or its rights"
             )
         return EngineAddress(url=f"unix://{socket_path}", kind=kind, is_local=True)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from kici.adapters.agent_archive import make_archive
+from kici.adapters.agent_archive import find_archive
 from kici.adapters.docker_engine import DockerEngine
 from kici.adapters.docker_engine_find import find_engine
 from kici.adapters.nft import Nft
@@ -55,7 +55,7 @@ class Containers:
         self._tools = ContainerTools(
             engine_at=self._open,
             packets=Nft(),
-            make_archive=partial(make_archive, processes, data_dir / RUNTIME_FOLDER),
+            find_archive=partial(find_archive, processes, data_dir / RUNTIME_FOLDER),
             clock=host.clock,
             supervisor=host.supervisor,
             environment=environ,

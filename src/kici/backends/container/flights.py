@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
 
-from kici.domain.errors import KiciError
+from kici.domain.errors import KiciError, Retryable
 from kici.kit.supervise import Supervisor
 
 T = TypeVar("T")
@@ -57,6 +57,9 @@ class Flights:
             flight.results.append(await work)
         except KiciError as error:
             flight.error = error
+        except Exception as error:
+            flight.error = Retryable(f"this should not have happened: {error!r}")
+            raise  # to be told in full by the supervisor
         finally:
             del self._flights[key]
             flight.done.set()

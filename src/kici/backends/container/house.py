@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kici.backends.container.fencing import DEFAULT_NETWORK, AgentNetwork, Fencing
 from kici.backends.container.flights import Flights
 from kici.backends.container.images import Images
-from kici.backends.container.runtime import MakeArchive, Runtimes
+from kici.backends.container.runtime import FindArchive, Runtimes
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.ports.engine import Engine, EngineAddress, EngineAt
@@ -28,7 +28,7 @@ class ContainerTools:
 
     engine_at: EngineAt
     packets: PacketFilter
-    make_archive: MakeArchive
+    find_archive: FindArchive
     clock: Clock
     supervisor: Supervisor
     environment: Mapping[str, str] = field(repr=False)
@@ -59,6 +59,6 @@ class Houses:
         return House(
             engine=engine,
             images=Images(engine=engine, flights=flights, clock=tools.clock),
-            runtimes=Runtimes(engine=engine, flights=flights, clock=tools.clock, make_archive=tools.make_archive),
+            runtimes=Runtimes(engine=engine, flights=flights, clock=tools.clock, find_archive=tools.find_archive),
             fencing=fencing if address.is_local else None,
         )

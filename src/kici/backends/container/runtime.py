@@ -8,7 +8,7 @@ processes that share an engine; a lock whose owner died is broken after a while.
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 from kici.backends.container.flights import Flights
 from kici.decide.container_plan import MANAGED, RUNTIME_PLACE, Injected
@@ -41,12 +41,12 @@ class Archive(Protocol):
     @property
     def entrypoint(self) -> tuple[str, ...]: ...
 
-    def open(self) -> Any:
-        """The tar archive, as a binary file."""
+    async def open(self) -> IO[bytes]:
+        """The tar archive, made now if it was not needed before."""
         ...
 
 
-MakeArchive = Callable[[], Coroutine[Any, Any, Archive]]
+FindArchive = Callable[[], Coroutine[Any, Any, Archive]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class _Volume:
 class Runtimes:
     """Of one engine."""
 
-    def __init__(self, *, engine: Engine, flights: Flights, clock: Clock, make_archive: MakeArchive) -> None:
+    def __init__(self, *, engine: Engine, flights: Flights, clock: Clock, find_archive: FindArchive) -> None:
         self._engine = engine
         self._flights = flights
         self._clock = clock
-        self._make_archive = make_archive
+        self._find_archive = find_archive
         self._archive: Archive | None = None
         self._known: set[str] = set()
 
@@ -89,7 +89,7 @@ class Runtimes:
 
     async def _fitting(self) -> Archive:
         """This installation's runtime, if the engine can run it."""
-        archive = await self._make_archive()
+        archive = await self._find_archive()
         info = await self._engine.info()
         if info.system not in ("", "linux") or info.machine not in ("", archive.machine):
             raise DeterministicRefusal(
@@ -108,21 +108,24 @@ class Runtimes:
     async def _fill(self, volume: _Volume, archive: Archive, image: str, tell: Callable[[str], None]) -> None:
         lock = await self._lock(volume, image)
         try:
-            marker = await self._engine.read(lock, f"{RUNTIME_PLACE}/{MARKER}", bytes_max=100)
-            if marker is not None and marker.decode(errors="replace") == volume.version:
-                return
-            tell(f"filling the runtime volume {volume.name}, once for this engine")
-            with archive.open() as tar:
-                await self._engine.put_archive(lock, RUNTIME_PLACE, tar)
-            marker_file = ContainerFile(
-                path=f"{RUNTIME_PLACE}/{MARKER}".removeprefix("/"), mode=0o444, content=volume.version.encode()
-            )
-            await self._engine.put(lock, (marker_file,))
+            if not await self._is_complete(volume, lock):
+                tell(f"filling the runtime volume {volume.name}, once for this engine")
+                await self._unpack(volume, archive, lock)
         except BaseException:
             await self._unlock(lock)
             _ = await self._engine.remove_volume(volume.name)  # refused while somebody uses it, who then completed it
             raise
         await self._unlock(lock)
+
+    async def _is_complete(self, volume: _Volume, lock: str) -> bool:
+        marker = await self._engine.read(lock, f"{RUNTIME_PLACE}/{MARKER}", bytes_max=100)
+        return marker is not None and marker.decode(errors="replace") == volume.version
+
+    async def _unpack(self, volume: _Volume, archive: Archive, lock: str) -> None:
+        with await archive.open() as tar:
+            await self._engine.put_archive(lock, RUNTIME_PLACE, tar)
+        path = f"{RUNTIME_PLACE}/{MARKER}".removeprefix("/")
+        await self._engine.put(lock, (ContainerFile(path=path, mode=0o444, content=volume.version.encode()),))
 
     async def _lock(self, volume: _Volume, image: str) -> str:
         """The container through which the volume is filled; made by us, and by nobody else at a time."""
