@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,7 @@ from kici.decide.microvm_firecracker import (
     cgroup_options,
     jailer_argv,
 )
-from kici.decide.microvm_probe import GONE, Probe
+from kici.decide.microvm_probe import GONE, Liveness, Probe
 from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
 from kici.kit.finish import finish
 from kici.ports.processes import Processes, Program
@@ -212,14 +213,17 @@ class FirecrackerVmm:
             vm.close()
 
     def _search(self, place: VmPlace) -> Probe:
-        """Without a PID file: a process that its command line says is this machine's."""
+        """Without a PID file: a process that its command line says is this machine's, or its jailer still at work."""
+        if not place.console.exists():  # what the jailer prints goes there from the start
+            return GONE
+        jailer = Path(self._jail.jailer).name[:15]
 
         def matches(name: str, words: list[str]) -> bool:
-            return name == NAME and words[1:3] == ["--id", place.vm_id]
+            return name in (NAME, jailer) and ("--id", place.vm_id) in pairwise(words)
 
-        if not (place.root / NAME).exists():  # the jailer copies the program there before it starts it
-            return GONE
         for pid in vm_processes.find(matches):
+            if vm_processes.name_of(pid) == jailer:
+                return Probe(liveness=Liveness.RUNNING, pid=pid, detail=f"jailer {pid} is still at work")
             if vm_processes.same_folder(pid, place.root) is not False:
                 return vm_processes.look_at(pid, time.time(), name=NAME, faults=lambda pid: _faults(pid, place))
         return GONE

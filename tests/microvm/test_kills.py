@@ -1,0 +1,66 @@
+"""A coordinator that is killed at any step of making or ending a machine leaves nothing that is not found again."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.microvm.lab import until
+from tests.microvm.real_bench import RealMicroVmBench, vm_host
+
+from kici.domain.ids import AgentId
+from kici.testing.contracts.backend import an_id
+
+pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.timeout(120)]
+STEPS = ("record", "address", "files", "interface", "rules", "link", "vmm", "guest")
+ROOT = Path(__file__).parents[2]
+
+
+def jailers(folder: Path) -> list[str]:
+    """Those that their coordinator left at work."""
+    done = subprocess.run(("pgrep", "-f", f"jailer .*{folder}"), capture_output=True, text=True, check=False)
+    return done.stdout.split()
+
+
+WALKS = [(step, phase) for step in STEPS for phase in ("do", "done", "undo", "undone")]
+MIDST = [("vmm", "3"), ("vmm", "10"), ("vmm", "25"), ("files", "2"), ("rules", "4")]
+"""So many milliseconds after a step began: while somebody else's program works for it."""
+
+
+@pytest.mark.parametrize(("step", "phase"), WALKS + MIDST)
+async def test_after_kill_9_the_tracked_machine_lives_and_the_rest_is_removed_once(step: str, phase: str) -> None:
+    with vm_host() as (folder, network):
+        walker = subprocess.run(
+            (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert walker.returncode == -signal.SIGKILL, walker.stderr
+        bench = RealMicroVmBench(folder, network)
+        undone: Counter[tuple[AgentId, str]] = Counter()
+
+        def on_step(vm_id: AgentId, at: str, how: str) -> None:
+            if how == "undone":
+                undone[vm_id, at] += 1
+
+        bench.on_step = on_step
+        await bench.start()
+        until(lambda: not jailers(folder), what="a jailer that was at work is done")
+        try:
+            before = bench.vmm_pids()[an_id(1)]
+            found = await bench.backend.recover(frozenset({an_id(1)}))
+            assert [one.agent_id for one in found] == [an_id(1)]
+            await bench.backend.cleanup_orphans(frozenset({an_id(1)}))
+            assert bench.on_host() == {an_id(1)}, bench.leftovers()
+            assert bench.vmm_pids() == {an_id(1): before}
+            assert set(await bench.addresses.held()) == {an_id(1)}
+            assert all(count == 1 for count in undone.values()), undone
+            assert await bench.backend.sweep() == 0, "there is nothing left to sweep"
+        finally:
+            await bench.close()
+        assert not bench.on_host(), bench.leftovers()
