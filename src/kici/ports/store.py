@@ -26,6 +26,7 @@ from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.ports.addresses import AddressStore
 from kici.ports.event_store import ClaimRows, EventStore, ProvisionStore
 from kici.ports.peers import PeerStore
+from kici.ports.workers import WorkerStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,6 +437,7 @@ class Store(
     TokenStore,
     InstanceStore,
     PeerStore,
+    WorkerStore,
     EventStore,
     ClaimRows,
     ProvisionStore,

@@ -105,7 +105,7 @@ class WorkerStore(Protocol):
     async def create_join_token(self, token: JoinToken) -> None: ...
 
     async def join_worker(
-        self, worker: Worker, *, token_hash: str, credential_hash: str, now: Instant | None = None
+        self, worker: Worker, *, token_hash: str, role: str, credential_hash: str, now: Instant | None = None
     ) -> bool:
         """Trade a token that is neither expired nor used (but by this same worker) for a credential, in one unit.
 
@@ -117,10 +117,14 @@ class WorkerStore(Protocol):
 
     async def workers(self, *, limit: int) -> list[Worker]: ...
 
-    async def revoke_worker(self, worker_id: str, *, now: Instant | None = None) -> bool: ...
+    async def revoke_worker(self, worker_id: str, *, now: Instant | None = None) -> bool:
+        """Its credential, and tokens that it used, are good no more.  False: there was nothing to revoke."""
+        ...
 
-    async def link_worker(self, worker: Worker, instance_id: InstanceId, *, now: Instant | None = None) -> None:
-        """The worker is linked to this coordinator, still."""
+    async def link_workers(
+        self, worker_ids: Sequence[str], instance_id: InstanceId, *, now: Instant | None = None
+    ) -> frozenset[str]:
+        """These are linked to this coordinator, still.  Those of them that are workers still."""
         ...
 
     async def unlink_worker(self, worker_id: str, instance_id: InstanceId) -> None: ...
@@ -128,9 +132,9 @@ class WorkerStore(Protocol):
     async def take_over_worker_spawns(
         self, worker_id: str, to: InstanceId, *, fresh_ms: int, now: Instant | None = None
     ) -> list[Spawn]:
-        """Make rows of a worker ours whose owner has not been linked to it within `fresh_ms`.  Those rows.
+        """Spawns and reservations of a worker whose owner has not been linked to it within `fresh_ms` are ours.
 
-        Nothing moves when a living owner is linked; for a revoked worker nobody needs to be.
+        The rows that moved.  None do unless we are linked ourselves; of a revoked worker, all do.
         """
         ...
 

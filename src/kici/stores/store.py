@@ -15,6 +15,7 @@ from kici.stores.peers import Peers
 from kici.stores.query import Query
 from kici.stores.records import AccessLog, Facts, Secrets, Settings
 from kici.stores.tokens import Tokens
+from kici.stores.workers import Workers
 
 
 class SqlStore(
@@ -27,6 +28,7 @@ class SqlStore(
     Tokens,
     Cluster,
     Peers,
+    Workers,
     Events,
     Claims,
     Provisions,

@@ -14,6 +14,7 @@ from kici.testing.contracts import (
     store_events,
     store_jobs,
     store_sweeps,
+    store_workers,
 )
 from kici.testing.contracts.store_rules import Case, check_rules, statements_of
 
@@ -25,6 +26,7 @@ CASES: Final[tuple[Case, ...]] = (
     *store_cluster.CASES,
     *store_events.CASES,
     *store_addresses.CASES,
+    *store_workers.CASES,
     *store_cluster.LAST_CASES,
 )
 

@@ -53,11 +53,11 @@ DELETE FROM scaler_reservations
 WHERE owner_instance_id = :instance_id
     AND agent_id IN (
         SELECT agent_id FROM scaler_spawning_agents
-        WHERE owner_instance_id = :instance_id AND backend_type <> 'event'
+        WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id IS NULL
     );
 
 -- name: forget_spawns_of
 -- Local spawns of an instance that is gone for good: what lives of them is its host's to clean up.
 DELETE FROM scaler_spawning_agents
-WHERE owner_instance_id = :instance_id AND backend_type <> 'event'
+WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id IS NULL
 RETURNING agent_id;
