@@ -81,7 +81,7 @@ test: $(VENV)/.dev ## the whole suite on the engines of this machine (REQUIRE_EN
 
 .PHONY: sim
 sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=500 tries that many
-	$(PYTEST) -q tests/sim $(if $(SEED),--sim-seed $(SEED) -s) $(if $(N),--sim-count $(N) -n 2)
+	@$(BIN)/python -m kici.testing.sim $(if $(SEED),--seed $(SEED)) $(if $(N),--count $(N)) $(ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.dev ## measure, on both stores, and print how
