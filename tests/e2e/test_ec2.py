@@ -1,0 +1,186 @@
+"""The EC2 path: jobs become instances of a pretended cloud, whose user data is run here; the coordinator may die.
+
+`EC2_JOBS` says how many jobs; the default is small, because every step of the workflow loads a whole SDK.
+"""
+
+import base64
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kici.testing.programs import CoordinatorProgram, environment, until
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+PROVISIONERS = Path(__file__).parents[2] / "provisioners"
+JOBS = int(os.environ.get("EC2_JOBS", "5"))
+SECONDS = 60 + 6 * JOBS
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ec2_machines_e2e", PROVISIONERS / "ec2" / "machines.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+machines = load()
+
+
+class Cloud:
+    """Moto, and what moto leaves out: instances that boot, run their user data, and switch themselves off."""
+
+    def __init__(self, url: str) -> None:
+        self.env = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_REGION": "eu-central-1",
+            "AWS_DEFAULT_REGION": "eu-central-1",
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+        self.ec2 = machines.boto3.client(
+            "ec2",
+            endpoint_url=url,
+            region_name="eu-central-1",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+        self.settings = machines.Settings(ami="ami-12c6146b")
+        self.seen: dict[str, str] = {}
+        """Every instance there ever was, and the agent it is tagged with."""
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def alive(self) -> list[str]:
+        return [machines.tag_of(each, machines.AGENT_ID) for each in machines.instances(self.ec2, self.settings)]
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for process in self._agents.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.2):
+            alive = {each["InstanceId"]: each for each in machines.instances(self.ec2, self.settings)}
+            for instance_id, instance in alive.items():
+                if instance_id not in self.seen:
+                    self.seen[instance_id] = machines.tag_of(instance, machines.AGENT_ID)
+                    self._agents[instance_id] = self._boot(instance_id)
+            for instance_id, process in self._agents.items():
+                if process.poll() is not None and instance_id in alive:
+                    self.ec2.terminate_instances(InstanceIds=[instance_id])
+                elif instance_id not in alive and process.poll() is None:
+                    process.terminate()
+
+    def _boot(self, instance_id: str) -> "subprocess.Popen[bytes]":
+        answer = self.ec2.describe_instance_attribute(InstanceId=instance_id, Attribute="userData")
+        text = base64.b64decode(answer["UserData"]["Value"]).decode().split("\n", 1)[1]
+        lines = json.loads(text)["write_files"][0]["content"].splitlines()
+        return subprocess.Popen(
+            [sys.executable, "-m", "kici", "agent"],
+            env=environment(**dict(line.split("=", 1) for line in lines)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+@contextmanager
+def a_cloud() -> Iterator[Cloud]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: _answers(url), seconds=30, what="the cloud answers")
+        cloud = Cloud(url)
+        try:
+            yield cloud
+        finally:
+            cloud.close()
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/moto-api/data.json", timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def cloud() -> Iterator[Cloud]:
+    with a_cloud() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def program(tmp_path: Path, cloud: Cloud) -> Iterator[CoordinatorProgram]:
+    scalers = PROVISIONERS / "ec2" / "scalers.yaml"
+    with CoordinatorProgram(tmp_path / "data", extra=["--scalers", str(scalers)]) as program:
+        for name in ("access-key-id", "secret-access-key"):
+            assert program.run("admin", "secrets", "set", f"aws:{name}", given="testing").returncode == 0
+        variables = {
+            **{name: value for name, value in cloud.env.items() if "KEY" not in name},
+            "EC2_AMI": cloud.settings.ami,
+            "PROVISIONERS": str(PROVISIONERS),
+            "PYTHON": sys.executable,
+        }
+        sets = [word for name, value in variables.items() for word in ("--set", f"{name}={value}")]
+        done = program.run("workflow", "apply", str(PROVISIONERS / "ec2" / "workflow.yaml"), *sets)
+        assert done.returncode == 0, done.stderr
+        yield program
+
+
+def ended(program: CoordinatorProgram, jobs: list[str]) -> bool:
+    known = program.jobs(500)
+    return {known[job]["status"] for job in jobs} == {"success"}
+
+
+def test_each_job_gets_an_instance_and_all_are_terminated(program: CoordinatorProgram, cloud: Cloud) -> None:
+    jobs = [program.submit("true", "-l", "ec2") for _ in range(JOBS)]
+    until(lambda: ended(program, jobs), seconds=SECONDS, what="all jobs succeed")
+    until(lambda: cloud.alive() == [], seconds=SECONDS, what="all instances are terminated")
+    until(lambda: program.admin("provisions") == [], seconds=30, what="no row is left")
+    assert len(cloud.seen) == JOBS
+    assert {program.job(job)["agentId"] for job in jobs} == set(cloud.seen.values())
+
+
+def test_killed_at_any_moment_it_leaves_no_instance_without_a_row(program: CoordinatorProgram, cloud: Cloud) -> None:
+    jobs = [program.submit("sleep 1", "-l", "ec2") for _ in range(3)]
+    for seconds in (0.1, 1.0, 2.0, 2.5):
+        time.sleep(seconds)
+        program.stop(signal.SIGKILL)
+        program.start()
+    until(lambda: ended(program, jobs), seconds=SECONDS + 60, what="all jobs succeed after the crashes")
+    until(lambda: cloud.alive() == [], seconds=SECONDS + 60, what="all instances are terminated")
+    until(lambda: program.admin("provisions") == [], seconds=60, what="no row is left")
