@@ -36,6 +36,7 @@ from kici.domain.ids import AgentId, ScalerName
 from kici.domain.resources import NOTHING
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import SpawnOrder
+from kici.ports.processes import MARK
 from kici.ports.vmm import Vmm
 from kici.testing.contracts.backend import MAX_AGENTS, Heard, Kind
 
@@ -102,6 +103,8 @@ class RealMicroVmBench:
         self.bridge = bridge
         self.on_step: OnStep | None = None
         self.commands = HostCommands()
+        self.pool: AddressPool | None = None
+        self.socket_wait_ms = 30_000
         self.settings = MicroVmSettings(
             scaler=scaler,
             max_agents=MAX_AGENTS,
@@ -122,7 +125,7 @@ class RealMicroVmBench:
 
     async def start(self) -> None:
         supervisor = await self._stack.enter_async_context(Supervisor("bench"))
-        self.addresses = MemoryAddresses(AddressPool(), bridge=self.bridge, scaler=self.settings.scaler)
+        self.addresses = MemoryAddresses(self.pool or AddressPool(), bridge=self.bridge, scaler=self.settings.scaler)
         self.host_network = IpHostNetwork(self.bridge, self.commands)
         self.vmm = self.make_vmm()
         self.drives = HostDrives(self.settings.base / self.vmm.kind, self.commands)
@@ -150,7 +153,7 @@ class RealMicroVmBench:
                 commands=self.commands,
                 cgroups=this_cgroups().support,
                 boot=proc.boot_id(),
-                socket_wait_ms=lambda: 30_000,
+                socket_wait_ms=lambda: self.socket_wait_ms,
             ),
         )
 
@@ -184,7 +187,7 @@ class RealMicroVmBench:
         rules = self.network.run("nft", "list", "ruleset")
         chains = {word.strip(",") for word in rules.split() if word.startswith(("f_scaler", "i_scaler", "t_scaler"))}
         return {
-            "processes": set(self.vmm_pids()),
+            "processes": set(self.vmm_pids()) | self._marked(),
             "records": {path.stem for path in (self.settings.data_dir / "microvms").glob("*.json")},
             "folders": folders,
             "interfaces": {name for name in self.network.interfaces() if name.startswith("kici-") and "br" not in name},
@@ -193,6 +196,20 @@ class RealMicroVmBench:
                 str(path) for path in Path("/sys/fs/cgroup").glob("*/firecracker/scaler-*") if path.name in folders
             },
         }
+
+    def _marked(self) -> set[str]:
+        """Machines of which some program runs that says so in its environment: a jailer at work, QEMU."""
+        needle = f"{MARK}={self.settings.data_dir}/microvms/".encode()
+        found = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "environ").read_bytes().split(b"\0")
+                state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            except OSError:
+                continue
+            if state != b"Z":
+                found |= {word[len(needle) :].decode() for word in words if word.startswith(needle)}
+        return found
 
     def on_host(self) -> frozenset[AgentId]:
         names: set[str] = set()

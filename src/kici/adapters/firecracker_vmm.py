@@ -39,7 +39,7 @@ from kici.decide.microvm_firecracker import (
 from kici.decide.microvm_probe import GONE, Liveness, Probe
 from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
 from kici.kit.finish import finish
-from kici.ports.processes import Processes, Program
+from kici.ports.processes import ProcessId, Processes, Program
 from kici.ports.vmm import RunningVm, VmPlace, VmSpec
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,8 @@ NAME: Final = "firecracker"
 KVM: Final = Path("/dev/kvm")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _TAIL_BYTES: Final = 2048
+FULL_BYTES: Final = 4 * 1024 * 1024
+"""Less room than the jailer needs for its copy of firecracker."""
 _SPARE_SECONDS: Final = 15.0
 """What clean-up of a failed start may take on top of the wait for the socket."""
 
@@ -168,7 +170,16 @@ class FirecrackerVmm:
                 f"(firecracker_api_socket_wait_ms){_last_words(place)}"
             ) from error
         finally:
+            if jailer.is_alive():  # stuck, or called off
+                await self._kill(jailer.id)
             jailer.close()
+
+    async def _kill(self, process_id: ProcessId) -> None:
+        known = Probe(liveness=Liveness.RUNNING, pid=process_id.pid, started=process_id.started)
+        held = vm_processes.hold(known, boot=self._tools.boot, commands=self._tools.commands, uid=None)
+        if held is not None:
+            await held.kill()
+            held.close()
 
     def _options(self, spec: VmSpec) -> tuple[str, ...]:
         limits = cgroup_options(self._tools.cgroups, spec.machine)
@@ -251,7 +262,10 @@ def _not_started(what: str, place: VmPlace) -> DeterministicRefusal:
 
 
 def _last_words(place: VmPlace) -> str:
-    """What the programs said last."""
+    """What the programs said last; on a full disk they could say nothing."""
+    space = os.statvfs(place.folder) if place.folder.exists() else None
+    if space is not None and space.f_bavail * space.f_frsize < FULL_BYTES:
+        return f"; there is no space left on the disk of {place.folder}"
     text = ""
     for path in (place.root / VMM_LOG, place.console):
         try:

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 ISOLATION_PROBE: Final = "kici-isoprobe"
 NETWORK_MANAGER: Final = Path("/etc/NetworkManager/conf.d")
 UNMANAGED: Final = "90-kici-unmanaged.conf"
+_EXISTS: Final = ("File exists", "already assigned")
+_ABSENT: Final = ("Cannot find device",)
 _NOT_AS_EXPECTED: Final = ("No such file", "File exists", "Device or resource busy", "does not exist")
 _CHAIN: Final = re.compile(r"\tchain (\S+) \{")
 
@@ -72,8 +74,8 @@ class IpHostNetwork:
     async def provision(self) -> None:
         bridge = self._bridge
         self._tell_network_manager()
-        await self._tolerant("File exists", "ip", "link", "add", "name", bridge.name, "type", "bridge")
-        await self._tolerant("File exists", "ip", "addr", "add", bridge.gateway_cidr, "dev", bridge.name)
+        await self._tolerant(_EXISTS, "ip", "link", "add", "name", bridge.name, "type", "bridge")
+        await self._tolerant(_EXISTS, "ip", "addr", "add", bridge.gateway_cidr, "dev", bridge.name)
         await self._run("ip", "link", "set", bridge.name, "up")
         await self._run("sysctl", "-w", "net.ipv4.ip_forward=1")
         await self._apply(bridge_base(bridge, egress=self._egress))
@@ -83,10 +85,10 @@ class IpHostNetwork:
         """Take bridge and rules away.  Guests that still run are cut off."""
         await self._apply(remove_bridge(self._bridge))
         await self._beside_docker(wanted=False)
-        await self._tolerant("Cannot find device", "ip", "link", "del", self._bridge.name)
+        await self._tolerant(_ABSENT, "ip", "link", "del", self._bridge.name)
 
     async def probe_isolation(self) -> None:
-        await self._tolerant("Cannot find device", "ip", "link", "del", ISOLATION_PROBE)
+        await self._tolerant(_ABSENT, "ip", "link", "del", ISOLATION_PROBE)
         try:
             await self._run("ip", "tuntap", "add", ISOLATION_PROBE, "mode", "tap")
         except KiciError as error:
@@ -249,12 +251,12 @@ class IpHostNetwork:
     async def _run(self, *argv: str, stdin: str = "") -> str:
         return await self._commands.run(*argv, stdin=stdin)
 
-    async def _tolerant(self, harmless: str, *argv: str) -> None:
-        """Run a command whose work may be done already."""
+    async def _tolerant(self, harmless: Sequence[str], *argv: str) -> None:
+        """Run a command whose work may be done already, which it says in one of these words."""
         try:
             await self._run(*argv)
         except CommandFailed as error:
-            if harmless not in error.output:
+            if not any(words in error.output for words in harmless):
                 raise
 
 

@@ -4,6 +4,8 @@ Rules are there before the link goes up, so there is no moment at which a guest 
 address is given back after everything that carries it is gone, the record last of all.
 """
 
+import logging
+
 from kici.backends.firecracker.console import Console
 from kici.backends.firecracker.machine import Machine
 from kici.backends.firecracker.plan import Step
@@ -13,6 +15,8 @@ from kici.decide.microvm import Guest, tap_of
 from kici.decide.microvm_boot import BootOrder, metadata
 from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, Permanent, Retryable
 from kici.ports.vmm import VmSpec
+
+log = logging.getLogger(__name__)
 
 
 class _Base:
@@ -224,7 +228,8 @@ class Heal:
             if not self.may_provision:
                 raise Permanent(f"bridge {self._network.bridge.name} is not healthy: {health}")
             await self._network.provision()
-        except KiciError:
+        except KiciError as error:
+            log.error("vm.bridge_not_mended", extra={"kici": {"error": str(error)}})
             return False
         return True
 
