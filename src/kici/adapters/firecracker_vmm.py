@@ -39,7 +39,7 @@ from kici.decide.microvm_firecracker import (
 from kici.decide.microvm_probe import GONE, Liveness, Probe
 from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
 from kici.kit.finish import finish
-from kici.ports.processes import ProcessId, Processes, Program
+from kici.ports.processes import Processes, ProcessId, Program
 from kici.ports.vmm import RunningVm, VmPlace, VmSpec
 
 log = logging.getLogger(__name__)
