@@ -121,10 +121,9 @@ class Lab:
             assert time.monotonic() < deadline, f"dockerd does not answer:\n{log.read_text()[-4000:]}"
             time.sleep(0.05)
 
-    def stop_engine(self, *, kill: bool = False) -> None:
+    def stop_engine(self) -> None:
         if self._daemon is not None:
-            pid = int((self.folder / "docker.pid").read_text())
-            os.kill(pid, signal.SIGKILL if kill else signal.SIGTERM)
+            self._daemon.send_signal(signal.SIGTERM)
             self._daemon.wait(timeout=60)
             self._daemon = None
 

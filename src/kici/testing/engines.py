@@ -99,11 +99,18 @@ def _qemu() -> str | None:
     return _microvm_host(**more)
 
 
+def _registry() -> str | None:
+    needs = {"docker-registry": "docker-registry", "htpasswd": "apache2-utils"}
+    absent = [package for program, package in needs.items() if shutil.which(program) is None]
+    return f"install {' '.join(sorted(absent))}" if absent else None
+
+
 _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "cgroups": _cgroups,
     "docker": _docker,
     "firecracker": _firecracker,
     "postgres": _postgres,
+    "registry": _registry,
     "qemu": _qemu,
     "systemd": _systemd,
 }

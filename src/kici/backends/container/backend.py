@@ -275,16 +275,21 @@ class ContainerBackend:
                 self._forget(agent)
 
     async def _remove(self, agent: Tracked, *, grace_seconds: int) -> None:
-        """The container and its rules.  Raises `Retryable` when either may still be there."""
+        """The container and its rules.  Raises `Retryable` when either may still be there.
+
+        Its rules go when it runs no more (it may have something to say until then) and before it does: its address
+        is free for another one from then on.
+        """
         try:
             house = self._house()
             found = await house.engine.containers(self._labels(agent.id))
             for one in found:
                 if grace_seconds > 0 and one.is_running:
                     await house.engine.stop(one.id, grace_seconds)
+            await self._unfence(house, agent)
+            for one in found:
                 await self._last_output(house, agent, one.id)
                 _ = await house.engine.remove(one.id)
-            await self._unfence(house, agent)
         except Retryable:
             raise
         except KiciError as error:
