@@ -44,7 +44,7 @@ from kici.observe import logging_setup
 from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
-from kici.services.config_watch import ConfigWatch
+from kici.services.config_watch import ConfigWatch, ReloadSignals
 from kici.services.secret_box import check_key
 from kici.web.app import build_app
 from kici.web.logins import Logins
@@ -246,7 +246,9 @@ class _Program:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, False)  # noqa: FBT003 - end the agents
         loop.add_signal_handler(signal.SIGUSR2, self.stop, True)  # noqa: FBT003 - keep the agents
-        loop.add_signal_handler(signal.SIGHUP, lambda: supervisor.start("reload", coordinator.reload_scalers()))
+        reloads = ReloadSignals(reload=coordinator.reload_scalers, clock=self._clock)
+        supervisor.service("reload-at-signals", reloads.run)
+        loop.add_signal_handler(signal.SIGHUP, reloads.signal)
 
 
 def _read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, ...]:

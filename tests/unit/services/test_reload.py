@@ -6,6 +6,7 @@ import pytest
 
 from kici.config.model import BackendType, ScalerEntry
 from kici.domain.job import JobStatus
+from kici.services.config_watch import ReloadSignals
 from kici.services.reload import ReloadReport
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
 
@@ -133,3 +134,22 @@ async def test_what_a_scaler_has_that_was_taken_out_while_we_were_down_goes_afte
     await bench.starts()
     await bench.passes(200)
     await bench.is_clean()
+
+
+@pytest.mark.spec("scaler 19.8.11")
+@benched(a_scaler("a", ("linux", "a")))
+async def test_signals_that_come_together_reload_once_and_a_later_one_again(bench: Bench) -> None:
+    signals = ReloadSignals(reload=bench.coordinator.reload_scalers, clock=bench.clock)
+    bench.supervisor.service("signals", signals.run)
+
+    def attempts() -> float:
+        return bench.metric("kici_orch_scaler_config_reloads_total", result="attempted")
+
+    signals.signal()
+    await bench.passes(0.1)
+    signals.signal()
+    await bench.passes(1)
+    assert attempts() == 1
+    signals.signal()
+    await bench.passes(1)
+    assert attempts() == 2

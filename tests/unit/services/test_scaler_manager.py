@@ -88,7 +88,7 @@ async def test_a_scaler_in_backoff_says_until_when_and_reserves_nothing(bench: B
     assert not bench.coordinator.book.reservations
 
 
-@pytest.mark.spec("scaler 9.6.4")
+@pytest.mark.spec("scaler 9.6.4", "scaler 13.9.2")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_the_backoff_of_one_scaler_does_not_concern_another(bench: Bench) -> None:
     bench.coordinator.failures.defer(ScalerName("one"), AgentId("somebody"), "it did not work", bench.clock.now())

@@ -1,6 +1,7 @@
 """Warm pools at work: full before the first job, refilled, shrunk, and never counted twice."""
 
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 
@@ -8,7 +9,9 @@ from kici.config.model import LabelSet, ScalerEntry, WarmPool
 from kici.domain.job import JobStatus
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import ScaleDownReason
+from kici.observe.events import Event
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
+from kici.testing.fake_backend import SpawnScript, refuses
 
 CPU = ResourceRequest(requests=Ask(cpus=1.0), limits=Ask(cpus=4.0))
 SET = LabelSet(labels=("linux", "x64"), resources=CPU)
@@ -108,6 +111,32 @@ async def test_a_reload_that_shrinks_the_pool_ends_the_oldest_at_once(bench: Ben
     assert list(bench.machines.alive) == [bench.orders[2].agent_id]
     assert bench.metric("kici_orch_scaler_warm_pool_target", scaler="local", labelSet="linux,x64") == 1
     assert bench.metric("kici_orch_scaler_warm_pool_reaped_total", scaler="local") == 2
+
+
+@pytest.mark.spec("scaler 18.14.8")
+@benched(pool(1))
+async def test_a_warm_agent_whose_end_takes_long_is_ended_and_counted_once(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([SpawnScript(destroy_seconds=90)])
+    await fill(bench, 1)
+    await reload(bench, pool(1, enabled=False))
+    await bench.passes(200)
+    assert ended(bench) == [ScaleDownReason.IDLE]
+    assert bench.metric("kici_orch_scaler_warm_pool_reaped_total", scaler="local") == 1
+    await bench.is_clean()
+
+
+@pytest.mark.spec("scaler 18.14.14")
+@benched(
+    a_scaler("broken", label_sets=(SET,), warm_pool=WarmPool(enabled=True, size=2)),
+    a_scaler("whole", label_sets=(SET,), warm_pool=WarmPool(enabled=True, size=1)),
+    is_started=False,
+)
+async def test_a_pool_that_cannot_be_filled_does_not_keep_the_others_empty(bench: Bench) -> None:
+    await bench.boots_up(lambda: setattr(bench.backends["broken"], "scripts", repeat(refuses())))
+    await bench.coordinator.start()
+    await bench.passes()
+    assert [bench.machines.alive[order.agent_id].scaler for order in bench.orders] == ["whole"]
+    assert bench.told(Event.SPAWN_FAILED)
 
 
 @benched(pool(2))
