@@ -17,6 +17,8 @@ from typing import Final, TypeVar
 from kici.cli.reference import cli_page
 from kici.config.reference import configuration_page
 from kici.domain.access import GRANTS, Permission
+from kici.domain.event import EVENT_MOVES, EventState
+from kici.domain.event_page import events_page
 from kici.domain.job import JOB_MOVES, RUN_MOVES, JobStatus, RunStatus
 from kici.domain.knobs import KNOBS
 from kici.domain.moves import Moves
@@ -70,6 +72,7 @@ def state_machines() -> str:
             *machine("Jobs", JobStatus, JOB_MOVES, starts=waiting),
             *machine("Runs", RunStatus, RUN_MOVES, starts=(RunStatus.RUNNING,)),
             *machine("Spawns", SpawnState, SPAWN_MOVES, starts=(SpawnState.BOOTING,)),
+            *machine("Events", EventState, EVENT_MOVES, starts=(EventState.PENDING, EventState.UNMATCHED)),
         ]
     )
 
@@ -176,6 +179,7 @@ def protocol() -> str:
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "cli.md": cli_page,
     "configuration.md": configuration_page,
+    "events.md": lambda: events_page(GENERATED),
     "http-api.md": http_page,
     "state-machines.md": state_machines,
     "settings.md": settings,

@@ -110,7 +110,7 @@ SCALER_REAP_STRANDED_TIMEOUT_MS: Final = Knob(
     default=1_800_000,
     minimum=60_000,
     unit="ms",
-    doc="Age at which a provisioned machine that never registered is given up.",
+    doc="How long the agent of a provisioned machine may be away while the coordinator that adopted it lives.",
 )
 SCALER_REAP_REATTEMPT_INTERVAL_MS: Final = Knob(
     name="scaler_reap_reattempt_interval_ms",
@@ -165,8 +165,8 @@ EVENT_ROUTER_RATE_LIMIT_PER_WORKFLOW_PER_MINUTE: Final = Knob(
     name="event_router_rate_limit_per_workflow_per_minute",
     default=100,
     minimum=1,
-    unit="runs",
-    doc="Runs that events may start of one workflow in a minute.",
+    unit="events",
+    doc="Events of one name that one source may emit in a minute. Scale events have no limit.",
 )
 FIRECRACKER_API_SOCKET_WAIT_MS: Final = Knob(
     name="firecracker_api_socket_wait_ms",

@@ -13,6 +13,7 @@ from kici.testing.contracts import (
     store_ends,
     store_events,
     store_jobs,
+    store_provisions,
     store_sweeps,
     store_workers,
 )
@@ -25,6 +26,7 @@ CASES: Final[tuple[Case, ...]] = (
     *store_agents.CASES,
     *store_cluster.CASES,
     *store_events.CASES,
+    *store_provisions.CASES,
     *store_addresses.CASES,
     *store_workers.CASES,
     *store_cluster.LAST_CASES,
