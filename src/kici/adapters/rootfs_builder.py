@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
-from kici.adapters.agent_runtime import PLACE, RuntimeArchive, RuntimeUnavailable, write_archive
+from kici.adapters.agent_runtime import PLACE, RuntimeArchive, RuntimeUnavailable, archive_of
 from kici.adapters.host_commands import PATH
 from kici.domain.errors import DeterministicRefusal
 
@@ -73,7 +73,7 @@ def unpack(source: Path, tree: Path) -> None:
 def add_agent(tree: Path, scratch: Path) -> None:
     """Our runtime, the first program of the guest, and mount points that a read-only root must have."""
     try:
-        archive = write_archive(scratch / "runtime")
+        archive = archive_of(scratch / "runtime", write=True)
     except RuntimeUnavailable as error:
         raise DeterministicRefusal(f"the agent of this installation cannot be put into an image: {error}") from error
     place = tree / PLACE.lstrip("/")
