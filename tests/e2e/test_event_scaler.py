@@ -83,10 +83,8 @@ def program(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Coordina
 
 
 def apply_workflow(program: CoordinatorProgram, state: Path) -> None:
-    done = program.run(
-        "workflow", "apply", str(WORKFLOW),
-        "--set", f"PROVISIONERS={PROVISIONERS}", "--set", f"PYTHON={sys.executable}", "--set", f"MACHINES_STATE={state}",
-    )  # fmt: skip
+    variables = (f"PROVISIONERS={PROVISIONERS}", f"PYTHON={sys.executable}", f"MACHINES_STATE={state}")
+    done = program.run("workflow", "apply", str(WORKFLOW), *(word for each in variables for word in ("--set", each)))
     assert done.returncode == 0, done.stderr
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kici.apps.assembly import Coordinator
+from kici.decide.prune import EVENT
 from kici.domain.access import Actor
 from kici.domain.document import SubmitRun
 from kici.domain.errors import NotFound, StoreDown
@@ -11,7 +12,7 @@ from kici.domain.event import EventId, Payload, StoredEvent
 from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Run
-from kici.domain.spawn import SpawnState
+from kici.domain.spawn import Spawn, SpawnState
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
 from kici.ports.event_store import EventFilter
@@ -325,6 +326,10 @@ class _Events:
 
     async def discard(self, event_id: EventId) -> bool:
         return await self._store.discard_event(event_id)
+
+    async def provisions(self) -> list[Spawn]:
+        rows = await self._store.spawns(owner=None, limit=SPAWNS_LISTED_MAX)
+        return [row for row in rows if row.backend_type == EVENT]
 
 
 class _Control:

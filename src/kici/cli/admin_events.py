@@ -101,6 +101,22 @@ def discard(client: Client, /, *, event_id: str) -> None:
     click.echo(f"{event_id} discarded")
 
 
+@click.command()
+@as_json
+@with_client
+def provisions(client: Client, /, *, as_json: bool) -> None:
+    """List machines that event scalers asked for and have not given back."""
+    found = client.get(admin_path("provisions"))["items"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each["agentId"], each["scaler"], each["state"], each["adoptedBy"] or each["owner"], local(each["spawnedAt"]))
+        for each in found
+    ]
+    print_table(("AGENT", "SCALER", "STATE", "COORDINATOR", "SINCE"), rows, empty="There are no such machines.")
+
+
 def _show(found: Sequence[Json], *, as_json: bool) -> None:
     if as_json:
         print_json(list(found))

@@ -37,6 +37,7 @@ ADMIN_COMMANDS: Final = {
     "secrets": Lazy("kici.cli.admin_secrets:secrets", "Store, list, reveal and delete secrets of jobs."),
     "events": Lazy("kici.cli.admin_events:events", "List events; retry those that were given up."),
     "firecracker": Lazy("kici.cli.admin_firecracker:firecracker", "Prepare and check this host for microVMs."),
+    "provisions": Lazy("kici.cli.admin_events:provisions", "List machines that event scalers asked for."),
     "access-log": Lazy("kici.cli.admin_log:access_log", "Who changed what, newest first."),
 }
 _START_HERE: Final = (

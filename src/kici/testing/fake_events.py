@@ -9,6 +9,7 @@ from kici.domain.claim import CONSUMED, INVALID
 from kici.domain.errors import Denied, NoCapacity, NotFound
 from kici.domain.event import EventId, EventState, NewEvent, Payload, StoredEvent
 from kici.domain.ids import AgentId, Instant
+from kici.domain.spawn import Spawn
 from kici.domain.workflow import Registration, read_workflow
 from kici.ports.event_store import EventFilter
 from kici.services.claim_store import Redeemed
@@ -41,6 +42,7 @@ class FakeWorkflows:
 class FakeEvents:
     workflows: FakeWorkflows
     rows: list[StoredEvent] = field(default_factory=list)
+    spawns: list[Spawn] = field(default_factory=list)
 
     async def emit(
         self,
@@ -98,6 +100,9 @@ class FakeEvents:
                 self.rows[place] = replace(row, state=EventState.PENDING, dead_reason=None)
                 return True
         return False
+
+    async def provisions(self) -> list[Spawn]:
+        return self.spawns
 
     async def discard(self, event_id: EventId) -> bool:
         kept = [row for row in self.rows if row.id != event_id or row.state is not EventState.DEAD]

@@ -11,6 +11,7 @@ from msgspec import Meta
 from kici.domain.access import Permission
 from kici.domain.errors import Conflict, NotFound
 from kici.domain.event import EventId, EventState, StoredEvent, event_schemas
+from kici.domain.spawn import Spawn
 from kici.ports.event_store import EventFilter
 from kici.web.routing import Access, Body, Call, Route
 from kici.web.views import API, View, moment, moment_or_none
@@ -97,6 +98,45 @@ def event_view(event: StoredEvent) -> EventView:
     )
 
 
+class ProvisionView(View, frozen=True, kw_only=True):
+    """One machine that an event scaler asked for, as long as its row lives."""
+
+    agent_id: str
+    scaler: str
+    state: str
+    """`booting`, `registered` or `ending`."""
+    owner: str
+    adopted_by: str | None
+    job_id: str | None
+    targets: list[str]
+    spawned_at: datetime
+    registered_at: datetime | None
+    end_reason: str | None
+
+
+class ProvisionList(View, frozen=True, kw_only=True):
+    items: list[ProvisionView]
+
+
+def provision_view(spawn: Spawn) -> ProvisionView:
+    return ProvisionView(
+        agent_id=spawn.agent_id,
+        scaler=spawn.scaler,
+        state=spawn.state,
+        owner=spawn.owner_instance_id,
+        adopted_by=spawn.adopted_by,
+        job_id=spawn.bound_job_id,
+        targets=list(spawn.provisioning_targets),
+        spawned_at=moment(spawn.spawned_at),
+        registered_at=moment_or_none(spawn.registered_at),
+        end_reason=spawn.end_reason,
+    )
+
+
+async def list_provisions(call: Call) -> ProvisionList:
+    return ProvisionList(items=[provision_view(each) for each in await call.surface.events.provisions()])
+
+
 async def emit_event(call: Call) -> EmittedView:
     body = call.body_as(EmitBody)
     emitted = await call.surface.events.emit(
@@ -179,6 +219,15 @@ ROUTES: Final = (
         summary="JSON Schema of the payloads of scale events.",
         tag=_TAG,
         answer=dict[str, Any],
+    ),
+    Route(
+        method=hdrs.METH_GET,
+        path=f"{API}/admin/provisions",
+        needs=Permission.SCALER_READ,
+        act=list_provisions,
+        summary="Machines that event scalers of all coordinators asked for and have not given back.",
+        tag=_TAG,
+        answer=ProvisionList,
     ),
     Route(
         method=hdrs.METH_GET,

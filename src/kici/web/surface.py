@@ -21,12 +21,13 @@ from kici.domain.job import Job, JobStatus, Run
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
 from kici.domain.secret import SecretRef, SecretRow
+from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
 from kici.domain.workflow import Registration
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
-from kici.ports.live_vms import Listing
 from kici.ports.event_store import EventFilter
+from kici.ports.live_vms import Listing
 from kici.ports.store import JobFilter, Submitted
 
 
@@ -329,6 +330,10 @@ class Events(Protocol):
         ...
 
     async def discard(self, event_id: EventId) -> bool: ...
+
+    async def provisions(self) -> list[Spawn]:
+        """Event spawns of all coordinators, oldest first."""
+        ...
 
 
 class Credentials(Protocol):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kici.cli.workflow import with_variables
 from kici.domain.event import EventState
+from kici.testing.builders import AGENT, a_spawn
 from kici.testing.served_surface import Served
 
 TEXT = """\
@@ -49,6 +50,13 @@ def test_variables_reach_shared_jobs_too() -> None:
     document = {"jobs": {"a": {"run": "x"}, "b": 1}, "on": ["y"]}
     assert with_variables(document, ("N=v",)) == {"jobs": {"a": {"run": "x", "env": {"N": "v"}}, "b": 1}, "on": ["y"]}
     assert with_variables([1], ("N=v",)) == [1]
+
+
+def test_provisions_are_listed(served: Served) -> None:
+    assert kici(served, "admin", "provisions") == "There are no such machines.\n"
+    served.fake.events.spawns.append(a_spawn(backend_type="event"))
+    assert "booting" in kici(served, "admin", "provisions")
+    assert json.loads(kici(served, "admin", "provisions", "--json"))[0]["agentId"] == AGENT
 
 
 def test_events_are_emitted_listed_retried_and_discarded(served: Served) -> None:

@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestClient
 
 from kici.domain.event import SCALE_UP, EventState
 from kici.domain.ids import AgentId
+from kici.testing.builders import AGENT, a_spawn
 from kici.testing.fake_surface import FakeSurface
 
 Client = TestClient[web.Request, web.Application]
@@ -77,6 +78,12 @@ async def test_events_are_listed_and_dead_ones_retried_or_discarded(client: Clie
     assert [each["deadReason"] for each in dead] == ["non_retryable", "withdrawn"]
     await call(client, "DELETE", f"admin/events/{dead[0]['id']}", status=204)
     await call(client, "GET", f"admin/events/{dead[0]['id']}", status=404)
+
+
+async def test_provisions_are_listed(client: Client, fake: FakeSurface) -> None:
+    fake.events.spawns.append(a_spawn(backend_type="event", provisioning_targets=("acme/a",)))
+    (row,) = (await call(client, "GET", "admin/provisions"))["items"]
+    assert (row["agentId"], row["state"], row["targets"], row["adoptedBy"]) == (AGENT, "booting", ["acme/a"], None)
 
 
 async def test_the_schema_of_scale_events_is_published(client: Client) -> None:
