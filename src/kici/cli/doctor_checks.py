@@ -182,7 +182,14 @@ def _microvms(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
     return microvms(machine, entry)
 
 
+def _containers(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
+    from kici.cli.doctor_containers import containers  # what it takes is loaded where there is such a scaler
+
+    return containers(machine, entry)
+
+
 SCALER_CHECKS: Final[dict[BackendType, Callable[[Machine, ScalerEntry], Iterator[Found]]]] = {
     BackendType.FIRECRACKER: _microvms,
     BackendType.BARE_METAL: _bare_metal,
+    BackendType.CONTAINER: _containers,
 }

@@ -1,0 +1,57 @@
+"""What `kici doctor` looks at for scalers of containers: the engine, the packet filter, the way back to us."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from kici.adapters.docker_engine import DockerEngine
+from kici.adapters.docker_engine_find import find_engine
+from kici.adapters.nft import Nft
+from kici.backends.container.factory import socket_warnings
+from kici.cli.doctor_checks import Found, Grade, Machine
+from kici.config.model import ScalerEntry
+from kici.domain.errors import KiciError
+from kici.ports.engine import EngineAddress
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def containers(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
+    name = f"scaler {entry.name}"
+    yield from (Found(Grade.NOTE, name, warning) for warning in socket_warnings(entry))
+    try:
+        address = find_engine(
+            runtime=entry.runtime.value,
+            socket_path=entry.socket_path,
+            host=entry.host,
+            environ=machine.environ,
+        )
+        yield Found(Grade.OK, name, asyncio.run(_engine(address)))
+    except KiciError as error:
+        yield Found(Grade.FAIL, name, str(error))
+    if entry.network_isolation:
+        yield _isolation(entry, asyncio.run(Nft().problem()))
+    if entry.orchestrator_url is None and machine.settings.host in LOOPBACK:
+        why = (
+            f"agents in containers cannot reach a coordinator that listens on {machine.settings.host} only; "
+            "use --host 0.0.0.0 (agents are authenticated), or give the scaler an orchestratorUrl"
+        )
+        yield Found(Grade.FAIL, name, why)
+
+
+def _isolation(entry: ScalerEntry, problem: str | None) -> Found:
+    name = f"scaler {entry.name}"
+    if entry.host is not None:
+        return Found(Grade.FAIL, name, "agents on another machine cannot be isolated; set networkIsolation: false")
+    if problem is not None:
+        return Found(Grade.FAIL, name, problem)
+    return Found(Grade.OK, name, "agents can be isolated by the packet filter")
+
+
+async def _engine(address: EngineAddress) -> str:
+    engine = DockerEngine(address)
+    try:
+        info = await engine.info()
+    finally:
+        await engine.close()
+    return f"{address.kind.value} {info.version} answers at {address.url}"
