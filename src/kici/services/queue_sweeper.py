@@ -10,6 +10,7 @@ from typing import Final, Never
 
 from kici.decide.dispatch import LossCause
 from kici.domain.errors import StoreDown
+from kici.domain.ids import JobId
 from kici.domain.job import Demand, Job, JobStatus, Outcome, WaitingClass
 from kici.domain.say import say
 from kici.domain.scale import NoBackend
@@ -59,6 +60,8 @@ class QueueSweeper:
         self._unroutable_grace_ms = unroutable_grace_ms
         self._matched_at = 0.0
         self._probed_at = 0.0
+        self._cancelling: dict[JobId, float] = {}
+        """Since when (monotonic: a jump of the wall clock must not end a job) agents here hold cancelled jobs."""
         self.leads: Callable[[], bool] = lambda: True
         """Whether this coordinator does what one must do for all."""
         self.watches: Callable[[Job], bool] = lambda job: True
@@ -105,10 +108,14 @@ class QueueSweeper:
 
     async def _settle_cancels(self) -> None:
         """End jobs whose agents are connected here and do not end them although they were told to."""
-        long_ago = self._clock.now() - STUCK_CANCEL_SECONDS * 1000
+        now, before = self._clock.monotonic(), self._cancelling
+        self._cancelling = {}
         for job in await self._store.jobs(JobFilter(status=JobStatus.CANCELLING, limit=BATCH)):
             agent = None if job.agent_id is None else self._registry.get(job.agent_id)
-            if agent is None or job.id not in agent.jobs or (job.cancel_requested_at or long_ago) >= long_ago:
+            if agent is None or job.id not in agent.jobs:
+                continue
+            since = self._cancelling[job.id] = before.get(job.id, now)
+            if now - since < STUCK_CANCEL_SECONDS:
                 continue
             why = f"agent {agent.agent_id} did not end its cancelled job within {STUCK_CANCEL_SECONDS:g} s"
             outcome = Outcome(status=JobStatus.CANCELLED, reason=why)
