@@ -6,21 +6,20 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
 from kici.adapters.host_commands import CommandFailed, HostCommands
 from kici.adapters.nft import Nft
-from kici.decide.isolate import FORWARD_MAP, Needs, Policy, agent_of_chain
-from kici.decide.microvm import TAP_PREFIX, Bridge, Guest
+from kici.decide.isolate import FORWARD_MAP, INPUT_MAP, Needs, Policy, agent_of_chain, name_of
+from kici.decide.microvm import TAP_PREFIX, Bridge, Guest, tap_of
 from kici.decide.microvm_rules import (
     admit_guest,
     base_chains,
     bridge_base,
-    dismiss_frames,
     dismiss_guest,
-    dismiss_packets,
     missing_rules,
     remove_bridge,
 )
@@ -188,24 +187,32 @@ class IpHostNetwork:
             raise
 
     async def admit(self, guest: Guest, *, policy: Policy, needs: Needs) -> None:
+        script = admit_guest(self._bridge, guest, policy=policy, needs=needs)
         try:
-            await self._apply(admit_guest(self._bridge, guest, policy=policy, needs=needs))
+            await self._apply(script)
         except Conflict:
-            before = (await self.admitted()).get(str(guest.address))
-            if before is None:
+            before = await self._owners(guest) - {name_of(guest.vm_id)}
+            if not before:
                 raise
-            await self._apply(admit_guest(self._bridge, guest, policy=policy, needs=needs, replaces=before))
+            for owner in sorted(before):  # its maker was killed; nobody else gives this address away
+                await self.dismiss(replace(guest, vm_id=owner, tap=tap_of(owner)))
+            await self._apply(script)
 
     async def link_up(self, guest: Guest) -> None:
         await self._run("ip", "link", "set", guest.tap, "up")
 
     async def dismiss(self, guest: Guest) -> None:
+        script = dismiss_guest(self._bridge, guest)
         try:
-            await self._apply(dismiss_guest(self._bridge, guest))
+            await self._apply(script)
         except Conflict:
-            for part in (dismiss_packets, dismiss_frames):
+            owners = await self._owners(guest)
+            for line in script.splitlines():
+                is_anothers = "_forward {" in line or "_input {" in line
+                if is_anothers and name_of(guest.vm_id) not in owners:
+                    continue  # the address has another guest by now
                 with suppress(Conflict):
-                    await self._apply(part(self._bridge, guest))
+                    await self._apply(f"{line}\n")
 
     async def remove_tap(self, name: str) -> bool:
         try:
@@ -225,6 +232,12 @@ class IpHostNetwork:
     async def admitted(self) -> dict[str, str]:
         elements = await self._packets.elements(self._bridge.fence.table, FORWARD_MAP)
         return {address: agent_of_chain(chain) for address, chain in elements.items()}
+
+    async def _owners(self, guest: Guest) -> frozenset[str]:
+        """Whose rules a guest's address has, as in names of chains."""
+        table, address = self._bridge.fence.table, str(guest.address)
+        found = [(await self._packets.elements(table, name)).get(address) for name in (FORWARD_MAP, INPUT_MAP)]
+        return frozenset(agent_of_chain(chain) for chain in found if chain is not None)
 
     async def _ports(self) -> dict[str, bool]:
         """Interfaces on the bridge, and whether each is isolated.  Raises `NotFound` without the bridge."""

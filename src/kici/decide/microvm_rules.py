@@ -55,11 +55,11 @@ def remove_bridge(bridge: Bridge) -> str:
     )
 
 
-def admit_guest(bridge: Bridge, guest: Guest, *, policy: Policy, needs: Needs, replaces: str | None = None) -> str:
+def admit_guest(bridge: Bridge, guest: Guest, *, policy: Policy, needs: Needs) -> str:
     """Let a guest reach what it may, and be only itself: one transaction."""
     frames, chain = f"bridge {bridge.fence.table}", tap_chain(guest.vm_id)
     return admit_script(
-        bridge.fence, agent=guest.vm_id, address=str(guest.address), policy=policy, needs=needs, replaces=replaces
+        bridge.fence, agent=guest.vm_id, address=str(guest.address), policy=policy, needs=needs
     ) + _script(
         f"add chain {frames} {chain}",
         f"flush chain {frames} {chain}",
@@ -73,16 +73,8 @@ def admit_guest(bridge: Bridge, guest: Guest, *, policy: Policy, needs: Needs, r
 
 def dismiss_guest(bridge: Bridge, guest: Guest) -> str:
     """Take everything of a guest away: one transaction, which fails as a whole when a part is not there."""
-    return dismiss_packets(bridge, guest) + dismiss_frames(bridge, guest)
-
-
-def dismiss_packets(bridge: Bridge, guest: Guest) -> str:
-    return dismiss_script(bridge.fence, agent=guest.vm_id, address=str(guest.address))
-
-
-def dismiss_frames(bridge: Bridge, guest: Guest) -> str:
     frames = f"bridge {bridge.fence.table}"
-    return _script(
+    return dismiss_script(bridge.fence, agent=guest.vm_id, address=str(guest.address)) + _script(
         f'delete element {frames} {TAPS_MAP} {{ "{guest.tap}" }}', f"delete chain {frames} {tap_chain(guest.vm_id)}"
     )
 
