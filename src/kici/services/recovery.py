@@ -140,7 +140,7 @@ class Recovery:
         self._waiting = {
             tracked.agent_id
             for tracked in self._spawns
-            if tracked.spawn.state is SpawnState.REGISTERED and tracked.agent_id not in by_agent
+            if tracked.spawn.state is SpawnState.REGISTERED and tracked.agent_id not in self._absences
         }
 
     async def _agent(self, agent_id: AgentId, jobs: list[Job]) -> None:
