@@ -5,6 +5,7 @@ Moves come from the store's watch (`committed`), from agents (`step_starts`, `ag
 the program's own functions would share their mistakes.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final, assert_never
 
@@ -33,7 +34,7 @@ from kici.testing.sim.watched import (
     SpawnChange,
 )
 from kici.wire.codec import decode_from_coordinator
-from kici.wire.messages import JobAck, JobReject, JobStart, JobStatusAck, JobStatusReport, Message
+from kici.wire.messages import AgentRegister, JobAck, JobReject, JobStart, JobStatusAck, JobStatusReport, Message
 
 _S = JobStatus
 _BY_AGENT: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT})
@@ -45,6 +46,11 @@ class Checkers:
         self._ledger = ledger
         self._trace = trace
         self._check = trace.check
+        self.jumps = False
+        """Wall time does, so what ends at a moment may end early."""
+        self.backoff_seconds = 0.0
+        """For how long a scaler that refused is left alone at least."""
+        self._deferred: dict[tuple[str, str], tuple[int, float, frozenset[AgentId]]] = {}
         self.may_lose: Callable[[AgentTruth], str | None] = lambda agent: None
         """Why the program may give this agent up now; None: it may not."""
 
@@ -173,7 +179,8 @@ class Checkers:
         self._check(is_verdict and job.status in ends, f"its end is not what its agent reported: {said}", *who)
         self._trace.count("end by verdict")
         agent = self._ledger.agents[job.agent_id]
-        if agent.process is not None and job.started_by is not None:
+        is_early = change.before is _S.CANCELLING and self.jumps  # by the wall time it may have taken long enough
+        if agent.process is not None and job.started_by is not None and not is_early:
             why = self.may_lose(agent)
             self._check(why is not None, "a job was ended while its agent was well", *who)
 
@@ -199,6 +206,7 @@ class Checkers:
         self._trace.tell(f"spawn {change.before} -> {change.after} {change.reason or ''}".rstrip(), *who)
         if change.before is None:
             self._check(change.after is SpawnState.BOOTING, f"a spawn began as {change.after}", *who)
+            self._check_pool(change)
         elif change.after is not None:
             self._check(
                 change.after in SPAWN_MOVES[change.before], f"a spawn moved {change.before} -> {change.after}", *who
@@ -210,6 +218,8 @@ class Checkers:
             )
             return
         self._ledger.spawns[change.agent_id] = SpawnTruth(change.after, change.job_id, change.scaler)
+        if change.after is SpawnState.REGISTERED and change.agent_id in self._ledger.machines:
+            self._deferred.pop((self._ledger.machines[change.agent_id].host, change.scaler), None)
         if change.after is not SpawnState.ENDING and change.job_id is not None:
             serving = [
                 agent_id
@@ -217,6 +227,20 @@ class Checkers:
                 if spawn.job_id == change.job_id and spawn.state is not SpawnState.ENDING
             ]
             self._check(len(serving) == 1, f"{len(serving)} spawns serve one job", change.job_id, *serving)
+
+    def _check_pool(self, change: SpawnChange) -> None:
+        """No more warm agents are being made at once than are wanted."""
+        if change.job_id is None:
+            booting = [
+                spawn
+                for spawn in self._ledger.spawns.values()
+                if spawn.job_id is None and spawn.scaler == change.scaler and spawn.state is SpawnState.BOOTING
+            ]
+            wanted = self._ledger.warm_max.get(change.scaler, 0) * max(1, len(self._ledger.coordinator_runs))
+            is_wanted = len(booting) < wanted
+            self._check(
+                is_wanted, f"{len(booting) + 1} warm agents are being made, wanted are {wanted}", change.agent_id
+            )
 
     def _reservation(self, change: ReservationChange) -> None:
         if change.is_held:
@@ -282,6 +306,9 @@ class Checkers:
             case JobAck(job_id=job_id):
                 self._trace.tell("acknowledges", agent.agent_id, job_id)
                 self._ledger.jobs[JobId(job_id)].acked_by.add(agent.agent_id)
+            case AgentRegister(in_flight_jobs=jobs):
+                for ref in jobs:  # what it lists it has, as if it had acknowledged it just now
+                    self._ledger.jobs[JobId(ref.job_id)].acked_by.add(agent.agent_id)
             case JobReject(job_id=job_id, reason=reason):
                 self._trace.tell(f"declines: {reason}", agent.agent_id, job_id)
                 self._check(reason != "busy", "an agent was offered a job while it had another", agent.agent_id, job_id)
@@ -323,6 +350,18 @@ class Checkers:
             host=host,
             made_in_run=self._ledger.coordinator_runs[host],
         )
+
+    def scaler_refused(self, host: str, scaler: str, *, under_way: frozenset[AgentId]) -> None:
+        """A scaler will not make agents: it is left alone for a while.  `under_way` were asked for before."""
+        until = asyncio.get_running_loop().time() + self.backoff_seconds
+        self._deferred[host, scaler] = (self._ledger.coordinator_runs[host], until, under_way)
+
+    def scaler_asked(self, host: str, scaler: str, agent_id: AgentId) -> None:
+        run, until, under_way = self._deferred.get((host, scaler), (0, 0.0, frozenset()))
+        is_same_run = run == self._ledger.coordinator_runs[host]
+        if is_same_run and agent_id not in under_way and not self.jumps:
+            left = until - asyncio.get_running_loop().time()
+            self._check(left <= 0, f"scaler {scaler} was asked {left:.3f} s before it may be again", agent_id)
 
     def _check_caps(self, agent_id: AgentId, scaler: str, host: str) -> None:
         """What runs may not exceed any cap; one whose end was tried in vain holds no resources any more."""

@@ -188,9 +188,11 @@ class SimCoordinator:
         def ended(agent_id: AgentId, how: str) -> None:
             program.sessions.compute_ended(agent_id, how)
 
+        view = HostView(machine.host, life, kills=self._kills)
+        view.under_way = lambda: [tracked.agent_id for tracked in program.spawns]
         builder = SimFleetBuilder(
             machine.plan,
-            view=HostView(machine.host, life, kills=self._kills),
+            view=view,
             clock=clock,
             url=self.url,
             entropy=entropy.fork("spawns"),

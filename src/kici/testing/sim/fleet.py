@@ -7,13 +7,13 @@ from typing import Final
 from kici.config.model import BackendType, Cap, LabelSet, Reuse, ScalerEntry, ScalersConfig, WarmPool
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
-from kici.domain.errors import Misconfigured, Retryable
+from kici.domain.errors import DeterministicRefusal, Misconfigured, Retryable
 from kici.domain.ids import ScalerName
 from kici.domain.labels import set_key
 from kici.domain.platform import Host
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import Spawn
-from kici.ports.backend import OnExit
+from kici.ports.backend import Compute, OnEvent, OnExit, SpawnOrder
 from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.testing.fake_backend import FakeBackend, SpawnScript, _Tracked, refuses
@@ -170,6 +170,14 @@ class SimBackend(FakeBackend):
         """Serve a changed entry from now on."""
         self.max_agents = entry.max_agents
         self._sets = {set_key(chosen.labels) for chosen in entry.label_sets}
+
+    async def spawn(self, order: SpawnOrder, on_event: OnEvent) -> Compute:
+        self._view.is_asked(self.scaler, order.agent_id)
+        try:
+            return await super().spawn(order, on_event)
+        except DeterministicRefusal:
+            self._view.refuses(self.scaler)
+            raise
 
     async def _make(self, agent: _Tracked) -> None:
         try:

@@ -5,7 +5,7 @@ Each run of a coordinator sees it through a `HostView`, which does nothing any m
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from kici.domain.ids import AgentId
@@ -27,6 +27,7 @@ class SimHost:
     def __init__(self, name: str, plan: Plan, entropy: SeededEntropy, place: AgentPlace) -> None:
         self.name = name
         self.ledger = place.ledger
+        self.checkers = place.checkers
         self._plan = plan
         self._entropy = entropy
         self._place = place
@@ -110,7 +111,7 @@ class SimHost:
 class HostView(FakeMachines):
     """The host as one run of a coordinator sees it."""
 
-    __slots__ = ("_host", "_kills", "_life", "context")
+    __slots__ = ("_host", "_kills", "_life", "context", "under_way")
 
     def __init__(self, host: SimHost, life: Life, *, kills: Callable[[str], bool]) -> None:
         """`kills(where)`: whether the program dies at this point."""
@@ -119,6 +120,8 @@ class HostView(FakeMachines):
         self._life = life
         self._kills = kills
         self.context = contextvars.copy_context()
+        self.under_way: Callable[[], Iterable[AgentId]] = tuple
+        """The agents that the program is making."""
         host.view = self
 
     def make(self, machine: Machine) -> None:
@@ -143,6 +146,16 @@ class HostView(FakeMachines):
     def is_kind(self) -> bool:
         """Faults have stopped."""
         return self._host.is_kind
+
+    def is_asked(self, scaler: str, agent_id: AgentId) -> None:
+        """A backend is asked to make an agent."""
+        if self._life.is_alive:
+            self._host.checkers.scaler_asked(self._host.name, scaler, agent_id)
+
+    def refuses(self, scaler: str) -> None:
+        """A backend says that it will not make agents."""
+        if self._life.is_alive:
+            self._host.checkers.scaler_refused(self._host.name, scaler, under_way=frozenset(self.under_way()))
 
     def gives_up(self, agent_id: AgentId, why: str) -> None:
         """A backend undoes what it made for this agent."""

@@ -110,6 +110,8 @@ class Ledger:
     """How often the coordinator of each host was started."""
     caps: dict[str, Caps] = field(default_factory=dict)
     """Of each scaler, and of a host under the empty name: the largest that were in force in this run."""
+    warm_max: dict[str, int] = field(default_factory=dict)
+    """The largest number of warm agents that was wanted of each scaler, for each coordinator."""
     jobs_max: dict[str, int | None] = field(default_factory=dict)
     """How many jobs an agent of each scaler may run; None: any number."""
     demands: dict[str, Demand] = field(default_factory=dict)

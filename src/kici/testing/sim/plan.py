@@ -98,6 +98,7 @@ def draw(seed: int) -> Plan:
     kinds = _kinds(entropy)
     return Plan(
         seed=seed,
+        coordinators=entropy.choice([1, 1, 1, 1, 1, 1, 1, 2, 2, 3]),
         jobs=round(entropy.uniform(15, 60)),
         static_agents=round(entropy.uniform(1, 6)),
         warm_agents=entropy.choice([0, 0, 1, 2, 3]),

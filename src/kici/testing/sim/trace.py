@@ -22,12 +22,15 @@ _LOGGERS: Final = ("kici", "asyncio")
 
 
 class Trace:
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_lines: bool = False) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.stories = Stories(moves_max=MOVES_KEPT)
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
         self.violated = asyncio.Event()
+        self.lines: list[str] = []
+        """Everything, if `keeps_lines`."""
+        self._keeps_lines = keeps_lines
 
     @property
     def digest(self) -> str:
@@ -37,6 +40,8 @@ class Trace:
         """Something happened to these objects."""
         now = asyncio.get_running_loop().time()
         self._hash.update(f"{now!r} {what} {objects}\n".encode())
+        if self._keeps_lines:
+            self.lines.append(f"{now:10.3f} {what}  {' '.join(objects)}".rstrip())
         at = Instant(SIM_START + round(now * 1000))
         for name in objects:
             self.stories.tell(name, what, at=at)

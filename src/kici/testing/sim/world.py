@@ -6,16 +6,14 @@ within bounded time all must come to rest (`settle`).  Every commit and every ac
 """
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from itertools import chain
 from string import ascii_lowercase
-from typing import Any, Final
+from typing import Any
 
 from kici.apps.assembly import Coordinator
 from kici.config.model import ScalersConfig
+from kici.domain import knobs
 from kici.domain.errors import StoreDown
 from kici.domain.ids import DEFAULT_ORG
 from kici.domain.secret import parse_secret_ref
@@ -28,7 +26,7 @@ from kici.testing.sim.fleet import scalers, with_pool
 from kici.testing.sim.hints import Hints
 from kici.testing.sim.ledger import Caps, Ledger
 from kici.testing.sim.network import Network
-from kici.testing.sim.plan import Plan, draw
+from kici.testing.sim.plan import Plan
 from kici.testing.sim.settle import Settlement
 from kici.testing.sim.site import Common, Site
 from kici.testing.sim.statics import StaticAgents
@@ -37,71 +35,22 @@ from kici.testing.sim.watched import Change, WatchedCore, watched_store
 from kici.testing.sim.wellness import LOOK_SECONDS, Wellness
 from kici.testing.sim.workload import SECRET, Workload
 from kici.testing.sim_clock import SimClock
-from kici.testing.virtual_time import SimStuck, run_virtual
-
-LIMIT_SECONDS: Final = 3 * 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """How one seed went."""
-
-    seed: int
-    digest: str
-    """Equal for equal runs."""
-    violation: str | None
-    counts: Counter[str]
-    virtual_seconds: float
-    cpu_seconds: float
-
-
-def run_seed(seed: int) -> Report:
-    """Run the world of a seed to its end."""
-    return run_plan(draw(seed))
-
-
-def run_plan(plan: Plan) -> Report:
-    begun = time.process_time()
-    world: World | None = None
-    seconds = 0.0
-
-    async def main() -> None:
-        nonlocal world, seconds
-        world = World(plan)
-        try:
-            await world.run()
-        finally:
-            seconds = asyncio.get_running_loop().time()
-
-    stuck = None
-    try:
-        run_virtual(main, limit_seconds=LIMIT_SECONDS)
-    except SimStuck as error:
-        stuck = str(error)
-    assert world is not None
-    violations = [*world.trace.violations, *([stuck] if stuck else [])]
-    return Report(
-        seed=plan.seed,
-        digest=world.trace.digest,
-        violation=violations[0] if violations else None,
-        counts=world.trace.counts,
-        virtual_seconds=seconds,
-        cpu_seconds=time.process_time() - begun,
-    )
 
 
 class World:
     """Make it on the running loop."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, keeps_lines: bool = False) -> None:
         self.plan = plan
         entropy = SeededEntropy(plan.seed)
         self._entropy = entropy.fork("world")
-        self.trace = Trace()
+        self.trace = Trace(keeps_lines=keeps_lines)
         self.ledger = Ledger()
         self.checkers = Checkers(self.ledger, self.trace)
         self._wellness = Wellness(plan)
         self.checkers.may_lose = self._wellness.may_lose
+        self.checkers.jumps = "jump" in plan.every
+        self.checkers.backoff_seconds = plan.settings[knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name] / 1000 - 0.001
         self._store_clock = SimClock()
         self.core = WatchedCore(self._store_clock.now)
         self.core.on_commit = self._committed
@@ -192,6 +141,8 @@ class World:
         ):
             caps.setdefault(name, Caps(0, 0, 0)).widen(agents, cap.max_cpu, cap.max_memory_bytes)
         for entry in config.scalers:
+            warm = entry.warm_pool.size * len(entry.label_sets) if entry.warm_pool.enabled else 0
+            self.ledger.warm_max[entry.name] = max(warm, self.ledger.warm_max.get(entry.name, 0))
             self.ledger.jobs_max[entry.name] = 1 if entry.reuse is None else entry.reuse.max_jobs
 
     async def patiently(self, work: Callable[[Coordinator], Coroutine[Any, Any, object]]) -> None:
