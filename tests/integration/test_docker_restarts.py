@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.docker_engine import Lab, lab
@@ -43,6 +44,11 @@ def ended_well(kici: LabCoordinator, job: str) -> bool:
     status: str = kici.job(job)["status"]
     assert status in ("running", "recovering", "success"), kici.job(job)
     return status == "success"
+
+
+def has_failed(kici: LabCoordinator, job: str) -> bool:
+    status: str = kici.job(job)["status"]
+    return status == "failed"
 
 
 @pytest.mark.spec("D28")
@@ -124,7 +130,7 @@ def test_two_coordinators_on_one_engine_restart_again_and_again_without_disturbi
         for kici, job in jobs:
             stop(kici, container_of(kici, job)["id"])
         for kici, job in jobs:
-            until(lambda kici=kici, job=job: ended_well(kici, job), seconds=40, what="each job ends well")
+            until(partial(ended_well, kici, job), seconds=40, what="each job ends well")
         one.settle()
         two.settle()
         assert not rules(engine)
@@ -147,7 +153,7 @@ def test_an_engine_that_stops_and_starts_under_load(engine: Lab) -> None:
         engine.start_engine()
         until(lambda: kici.job(waiting)["status"] == "success", seconds=60, what="the waiting job runs")
         for job in running:
-            until(lambda job=job: kici.job(job)["status"] == "failed", seconds=30, what="a job of the dead has failed")
+            until(partial(has_failed, kici, job), seconds=30, what="a job of the dead has failed")
             assert kici.job(job)["reason"]
         kici.settle(30)
         assert not rules(engine)
