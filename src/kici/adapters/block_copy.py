@@ -18,7 +18,7 @@ def copy_sparse(source: Path, target: Path) -> None:
     Blocking.  Whole or not at all: a failed copy is removed.  Raises `OSError`.
     """
     try:
-        with source.open("rb") as reader, target.open("xb") as writer:
+        with source.open("rb") as reader, open(target, "xb", opener=_private) as writer:
             if not _share(reader.fileno(), writer.fileno()):
                 _copy_data(reader.fileno(), writer.fileno())
     except FileExistsError:
@@ -27,6 +27,11 @@ def copy_sparse(source: Path, target: Path) -> None:
         with suppress(OSError):
             target.unlink()
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    """A copy is for whom it is given to, whoever may read its source."""
+    return os.open(path, flags, 0o600)
 
 
 def _share(reader: int, writer: int) -> bool:

@@ -40,8 +40,7 @@ class HostDrives:
         if _may_read(_image(source), reader) and _link(source, target):
             return
         await self._in_thread(lambda: copy_sparse(source, target), f"the copy of {source}")
-        if not _may_read(_image(target), reader):
-            await self._give(target, None if reader is None else (reader, -1))
+        await self._give(target, None if reader is None else (reader, -1))
 
     async def make_folder(self, path: Path) -> None:
         _make_folder(path)
