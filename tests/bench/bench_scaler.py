@@ -40,6 +40,7 @@ HOST = Host("linux", "x86_64")
 CPU = ResourceRequest(requests=Ask(cpus=1.0))
 SIZES = ((1, 1), (10, 5), (100, 10), (1000, 10))
 PLENTY = 1_000_000
+SPAWNS = 10_000
 
 
 class NoStore:
@@ -180,7 +181,7 @@ async def recovery_seconds(url: str) -> float:
         async with coordinator(config(10, 5), store) as one:
             began = time.perf_counter()
             await one.recover()
-            assert len(one.spawns) > 0
+            assert len(one.spawns) == SPAWNS
             return time.perf_counter() - began
     finally:
         await store.close()
@@ -245,6 +246,7 @@ def _on_postgres() -> Iterator[Row]:
     with postgres_server(fsync=True) as server, migrated_database(server) as url:
         rate = asyncio.run(durable_rate(url, 0, 1000))
         yield Row("requestScale, durable, 1000 concurrent", rate, "/s", "10x5, fsync", "postgres")
-        asyncio.run(durable_rate(url, 1000, 9000))
+        for first in range(1000, SPAWNS, 1000):
+            asyncio.run(durable_rate(url, first, 1000))
         seconds = asyncio.run(recovery_seconds(url))
         yield Row("recovery of 10 000 spawns and reservations", seconds, "s", "two tables, all alive", "postgres")
