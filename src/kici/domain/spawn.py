@@ -74,6 +74,8 @@ class Spawn:
     adopted_at: Instant | None = None
     destroy_requested_at: Instant | None = None
     end_reason: str | None = None
+    emitted_at: Instant | None = None
+    """When its scale-up left, of an event spawn: from then on there may be a machine."""
 
 
 class ScaleDownReason(StrEnum):

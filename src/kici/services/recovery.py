@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from kici.decide.admit import Book
 from kici.decide.dispatch import LossCause
 from kici.decide.ledger import Kind, kind_of
+from kici.decide.prune import EVENT
 from kici.domain.errors import KiciError
 from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.domain.job import STARTED, Job
@@ -90,7 +91,8 @@ class Recovery:
 
     async def _scaler(self, runtime: ScalerRuntime, rows: list[Spawn]) -> None:
         """Take up what lives of one scaler.  One that left the file while nobody looked lets its jobs finish."""
-        alive = await self._alive(runtime, frozenset(row.agent_id for row in rows))
+        may_live = (row.agent_id for row in rows if row.backend_type != EVENT or row.emitted_at is not None)
+        alive = await self._alive(runtime, frozenset(may_live))
         for row in rows:
             if row.agent_id not in alive:
                 await self._forget(row, "its compute is gone since the restart")

@@ -169,6 +169,7 @@ def spawn_from(row: Row) -> Spawn:
         adopted_at=row["adopted_at"],
         destroy_requested_at=row["destroy_requested_at"],
         end_reason=row["end_reason"],
+        emitted_at=row["emitted_at"],
     )
 
 
