@@ -5,7 +5,7 @@ by label set; what goes wrong by `faults`, which name a call and the error that 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from itertools import count
@@ -74,6 +74,7 @@ class FakeMicroVmHost:
         self.faults: dict[str, KiciError] = {}
         self.calls: list[str] = []
         self.is_healthy = True
+        self.on_provision: Callable[[], None] = lambda: None
         self._pids = count(500)
 
     def called(self, name: str) -> None:
@@ -204,6 +205,7 @@ class FakeHostNetwork:
     async def provision(self) -> None:
         self._host.called("provision")
         self._host.is_healthy = True
+        self._host.on_provision()
 
     async def probe_isolation(self) -> None:
         self._host.called("probe_isolation")
