@@ -62,7 +62,7 @@ class Computes(Protocol):
         """The spawn of an agent that this instance made, in whatever state."""
         ...
 
-    def adopted(self, spawn: Spawn) -> None:
+    def adopted(self, spawn: Spawn, /) -> None:
         """Its agent is registered here, whoever asked for it."""
         ...
 
@@ -87,7 +87,7 @@ class NoComputes:
     def record_of(self, agent_id: AgentId) -> Spawn | None:
         return None
 
-    def adopted(self, spawn: Spawn) -> None:
+    def adopted(self, spawn: Spawn, /) -> None:
         pass
 
     def registered(self, spawn: Spawn) -> None:
