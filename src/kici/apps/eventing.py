@@ -12,6 +12,7 @@ from kici.domain.event import SCALE_UP, StoredEvent
 from kici.domain.ids import JobId, RunId
 from kici.domain.job import Demand
 from kici.domain.spawn import Spawn
+from kici.ports.peers import Topic
 from kici.ports.webhook import WebhookCall
 from kici.services.event_emitter import EventEmitter
 from kici.services.event_provision_reaper import EventProvisionReaper
@@ -81,7 +82,8 @@ class Eventing:
             instance_id=coordinator.instance_id,
             retired=retired,
         )
-        self.emitter.emitted = self.router.nudge
+        self.emitter.emitted = self._emitted
+        given.notifier.listen(Topic.EVENTS, self._look)
         self.router.given_up = self._given_up
         self.router.freed = coordinator.pending.capacity_freed
         self.router.note = note
@@ -129,9 +131,18 @@ class Eventing:
                 gauge = self._coordinator.metrics.external_provisioning.labels(scaler=runtime.name)
                 gauge.set(runtime.backend.active_count())
 
+    def _emitted(self) -> None:
+        self.router.nudge()
+        self._coordinator.given.notifier.hint(Topic.EVENTS)
+
+    def _look(self) -> None:
+        self.router.nudge()
+        self.watch.nudge()
+
     def _given_up(self, event: StoredEvent) -> None:
         if event.name == SCALE_UP:
             self.watch.nudge()
+            self._coordinator.given.notifier.hint(Topic.EVENTS)
 
     async def _cancel_run(self, run_id: RunId, why: str) -> None:
         with contextlib.suppress(KiciError):  # it is over, or never began

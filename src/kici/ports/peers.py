@@ -13,6 +13,8 @@ class Topic(StrEnum):
     """Jobs are waiting that this coordinator may be able to take."""
     REQUESTS = "requests"
     """A request was put before somebody."""
+    EVENTS = "events"
+    """An event is to be delivered, or was given up."""
 
 
 class Notifier(Protocol):

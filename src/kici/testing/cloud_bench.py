@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Never
 
 from kici.adapters.sealer import AesGcmSealer
 from kici.apps.assembly import Coordinator
@@ -33,6 +33,7 @@ from kici.domain.workflow import Registration
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.event_store import EventFilter
+from kici.ports.peers import Topic
 from kici.ports.store import Store
 from kici.ports.webhook import WebhookCall
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
@@ -107,6 +108,31 @@ def a_cloud_scaler(name: str = CLOUD, *labels: str, max_agents: int = 4, **field
     )
 
 
+class Hints:
+    """Implements `Notifier` for one coordinator of the bench: all others hear at once."""
+
+    def __init__(self, heard_by: "Callable[[], list[Hints]]") -> None:
+        self._heard_by = heard_by
+        self._listeners: list[tuple[Topic, Callable[[], None]]] = []
+
+    def hint(self, topic: Topic) -> None:
+        for other in self._heard_by():
+            if other is not self:
+                other.hears(topic)
+
+    def listen(self, topic: Topic, listener: Callable[[], None]) -> None:
+        self._listeners.append((topic, listener))
+
+    def hears(self, topic: Topic) -> None:
+        for about, listener in self._listeners:
+            if about is topic:
+                listener()
+
+    async def run(self) -> Never:
+        while True:
+            await asyncio.Event().wait()
+
+
 class Node:
     """One coordinator of the bench."""
 
@@ -116,6 +142,7 @@ class Node:
         self.id = InstanceId(name)
         self.url = f"ws://{name}/ws"
         self.traps = Traps()
+        self.hints = Hints(bench.hints)
         self.faults = StoreFaults(entropy=bench.entropy.fork(f"faults of {name}"))
         self._stack = AsyncExitStack()
         self._runs = 0
@@ -123,6 +150,7 @@ class Node:
     async def starts(self) -> None:
         self._runs += 1
         self.traps = Traps()
+        self.hints = Hints(self.bench.hints)
         self.supervisor = await self._stack.enter_async_context(Supervisor(self.name))
         bench = self.bench
         entropy = bench.entropy.fork(f"{self.name}#{self._runs}")
@@ -141,6 +169,7 @@ class Node:
                 configured=bench.settings,
                 addresses=(self.url,),
                 webhooks=bench.cloud,
+                notifier=self.hints,
             )
         )
         await self.coordinator.recover()
@@ -203,6 +232,9 @@ class CloudBench:
     @property
     def node(self) -> Node:
         return self.nodes[0]
+
+    def hints(self) -> list[Hints]:
+        return [node.hints for node in self.nodes if not node.traps.is_dead]
 
     async def subscribes(self, ref: str = REF, *names: str) -> Registration:
         """The cloud, under this ref."""

@@ -186,6 +186,24 @@ async def test_another_coordinator_delivers_what_a_dead_one_wrote(bench: CloudBe
     await bench.machine()
 
 
+@pytest.mark.spec("T5.1")
+@clouded(nodes=2)
+async def test_a_coordinator_hears_of_what_another_wrote_and_gave_up(bench: CloudBench) -> None:
+    writer, other = bench.nodes
+    for node in bench.nodes:
+        node.coordinator.events.router._ticker.seconds = 1e9  # nobody polls
+        node.coordinator.events.watch._ticker.seconds = 1e9
+    await bench.passes(10)  # the waits that began before are over
+    writer.coordinator.events.router.nudge = lambda: None  # type: ignore[method-assign]
+    bench.cloud.is_down = Permanent("no")
+    job = await bench.submits()
+    await bench.until(lambda: bench.cloud.calls, within=1)
+    await bench.passes(1)
+    assert not other.coordinator.manager.fleet.runtimes[CLOUD].backend.active_count()
+    assert not writer.coordinator.manager.fleet.runtimes[CLOUD].backend.active_count()
+    assert (await bench.job(job)).status is JobStatus.QUEUED
+
+
 @pytest.mark.spec("T5.6")
 @clouded()
 async def test_a_scale_up_that_comes_twice_makes_one_machine(bench: CloudBench) -> None:
