@@ -51,9 +51,15 @@ class Orchestra:
             "rules": {
                 word.strip(",") for word in rules.split() if word.startswith(("f_scaler", "i_scaler", "t_scaler"))
             },
-            "control groups": {str(path) for path in Path("/sys/fs/cgroup").glob("*/firecracker/scaler-firecracker-*")},
+            "control groups": self._groups(),
         }
         return {kind: each for kind, each in found.items() if each}
+
+    def _groups(self) -> set[str]:
+        """Of machines that this coordinator made: others on this machine have theirs in the same place."""
+        log = self.log()
+        found = Path("/sys/fs/cgroup").glob("*/firecracker/scaler-firecracker-*")
+        return {str(path) for path in found if path.name in log}
 
     def vm_processes(self) -> dict[str, int]:
         found = {}

@@ -120,6 +120,7 @@ class RealMicroVmBench:
             base=str(self.settings.base),
             uid=UID,
             gid=UID,
+            parent_cgroup=f"kici-test-{os.getpid()}-{folder.name}",
         )
         self._stack = AsyncExitStack()
 
@@ -193,7 +194,7 @@ class RealMicroVmBench:
             "interfaces": {name for name in self.network.interfaces() if name.startswith("kici-") and "br" not in name},
             "rules": chains,
             "control groups": {
-                str(path) for path in Path("/sys/fs/cgroup").glob("*/firecracker/scaler-*") if path.name in folders
+                str(path) for path in Path("/sys/fs/cgroup").glob(f"*/{self.jail.parent_cgroup}/scaler-*")
             },
         }
 
@@ -233,6 +234,12 @@ class RealMicroVmBench:
         await self.backend.shutdown_all()
         await self.backend.cleanup_orphans(frozenset())
         await self._stack.aclose()
+        self._remove_groups()
+
+    def _remove_groups(self) -> None:
+        """Those above the machines' own, which real coordinators share and keep."""
+        for path in Path("/sys/fs/cgroup").glob(f"*/{self.jail.parent_cgroup}"):
+            path.rmdir()
 
 
 @contextmanager

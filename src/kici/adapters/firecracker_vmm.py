@@ -131,7 +131,8 @@ class FirecrackerVmm:
 
     async def tidy(self, place: VmPlace) -> None:
         """The jailer leaves its control groups behind."""
-        for folder in (*_CGROUPS.glob(f"*/{NAME}/{place.vm_id}"), _CGROUPS / NAME / place.vm_id):
+        name = f"{self._jail.parent_cgroup}/{place.vm_id}"
+        for folder in (*_CGROUPS.glob(f"*/{name}"), _CGROUPS / name):
             _remove_group(folder)
 
     async def problems(self) -> list[str]:

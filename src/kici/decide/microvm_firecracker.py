@@ -42,6 +42,8 @@ class Jail:
     """Folder that holds `firecracker/<id>`."""
     uid: int
     gid: int
+    parent_cgroup: str = "firecracker"
+    """The control group below which each machine has its own; the jailer's own default."""
 
 
 def jailer_argv(jail: Jail, vm_id: str, cgroup: Sequence[str]) -> tuple[str, ...]:
@@ -54,6 +56,7 @@ def jailer_argv(jail: Jail, vm_id: str, cgroup: Sequence[str]) -> tuple[str, ...
         *("--gid", str(jail.gid)),
         *("--chroot-base-dir", jail.base),
         "--new-pid-ns",
+        *(("--parent-cgroup", jail.parent_cgroup) if cgroup else ()),
         *cgroup,
         "--",
         *("--api-sock", f"/{SOCKET}"),
