@@ -163,7 +163,7 @@ class Recovery:
         self, is_connected: Callable[[AgentId], bool], is_elsewhere: Callable[[AgentId], Awaitable[bool]]
     ) -> None:
         """A grace after the restart: take down computes whose agents had no job and did not come back."""
-        for agent_id in self._waiting:
+        for agent_id in sorted(self._waiting):
             tracked = self._spawns.get(agent_id)
             if tracked is not None and not is_connected(agent_id) and not await is_elsewhere(agent_id):
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
