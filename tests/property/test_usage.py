@@ -138,7 +138,7 @@ class Walk:
                 pass
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(steps=st.lists(step, max_size=25))
 def test_usage_is_the_sum_of_the_reservations_within_the_caps_and_ends_at_zero(steps: list[Any]) -> None:
     async def walk() -> None:

@@ -326,6 +326,11 @@ class Bench:
         """Rows of spawns."""
         return await self.store.spawns(owner=None, limit=1000)
 
+    def dump(self) -> list[str]:
+        """Every row of the database, as statements; bytes are in hexadecimal."""
+        store: Any = self.store  # past the port: what is asked is what is on the disk
+        return list(store._database._core._writer.iterdump())
+
     def told(self, event: Event) -> list[Mapping[str, Any]]:
         """The fields of each such event so far."""
         return [fields for name, fields in self.events if name == event]

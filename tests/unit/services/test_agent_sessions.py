@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kici.domain import knobs
-from kici.domain.ids import AgentId, TokenId
+from kici.domain.ids import DEFAULT_ORG, AgentId, TokenId
 from kici.domain.job import JobStatus
+from kici.domain.secret import SecretRef
 from kici.observe.events import Event
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
@@ -51,9 +52,9 @@ async def test_a_connection_that_authenticates_and_does_not_register_is_closed_a
 
 
 @benched()
-async def test_a_registered_agent_that_beats_stays_for_hours(bench: Bench) -> None:
+async def test_a_registered_agent_that_beats_stays(bench: Bench) -> None:
     agent = await bench.an_agent()
-    for _ in range(240):
+    for _ in range(30):
         await bench.passes(30)
         agent.says(Heartbeat())
     assert agent.closed_with is None
@@ -191,6 +192,26 @@ async def test_an_expired_token_admits_no_agent_whose_job_has_ended(bench: Bench
     agent.connects()
     agent.says(AuthRequest(token=agent.token))
     assert await agent.is_closed() == CloseCode.AUTH_FAILED
+
+
+@pytest.mark.spec("T2.10")
+@benched(a_scaler())
+async def test_no_credential_and_no_secret_is_in_the_database_or_in_the_log(bench: Bench) -> None:
+    await bench.coordinator.secrets.put(DEFAULT_ORG, SecretRef(context="deploy", key="token"), "hunter2")
+    static = await bench.an_agent("static", "windows")
+    job = await bench.submits("linux", secrets={"TOKEN": "deploy:token"})
+    made = await bench.made()
+    assert (await made.starts(), made.all(JobStart)[0].secrets) == (job.id, {"TOKEN": "hunter2"})
+    made.ends(job.id)
+    await bench.ended(job)
+    made.leaves()
+    await bench.passes()
+    everything = "\n".join(bench.dump()) + repr(bench.events)
+    assert job.id in everything
+    for credential in (static.token, made.token, "hunter2"):
+        assert credential is not None
+        assert credential not in everything
+        assert credential.encode().hex() not in everything.lower()
 
 
 # --- the funnel

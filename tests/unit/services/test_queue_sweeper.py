@@ -202,7 +202,7 @@ async def test_a_job_that_becomes_routable_in_time_starts_afresh(bench: Bench) -
 @benched(settings={GRACE: 0})
 async def test_without_a_grace_no_job_is_ever_called_unroutable(bench: Bench) -> None:
     job = await bench.submits("nobody-has-this", queue_timeout_ms=0)
-    await bench.passes(3600)
+    await bench.passes(600)
     assert await bench.status(job) is JobStatus.QUEUED
     assert (await bench.job(job)).unroutable_since is None
 
