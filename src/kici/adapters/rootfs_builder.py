@@ -171,12 +171,14 @@ def _extract(archive: tarfile.TarFile, tree: Path, members: Iterable[tarfile.Tar
     archive.extractall(tree, members=wanted, numeric_owner=True, filter=_as_it_is)  # noqa: S202  # see above
 
 
-def _as_it_is(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo:
+def _as_it_is(member: tarfile.TarInfo, root: str) -> tarfile.TarInfo | None:
     """Owners, modes and targets of links are the image's own business; names that lead out of it are not.
 
     What is there already goes first: a file must not be written through a link of an earlier layer.
     """
     name = PurePosixPath("/", member.name).relative_to("/")
+    if not name.parts:
+        return None  # the root itself
     place = Path(root, name)
     if ".." in name.parts or not place.parent.resolve().is_relative_to(Path(root).resolve()):
         raise ValueError(f"{member.name} leads out of the image")

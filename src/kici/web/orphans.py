@@ -11,6 +11,7 @@ from msgspec import Meta
 from kici.decide.classify import LiveVm, StopOutcome, StopResult, Tracker, VmStatus
 from kici.domain.access import Permission
 from kici.domain.ids import AgentId, InstanceId
+from kici.domain.strict import Fault, Faulty, read
 from kici.ports.live_vms import NodeFailed, NodeSilent
 from kici.web.problems import ProblemError
 from kici.web.routing import Body, Call, Route
@@ -67,6 +68,13 @@ class StopResultView(View, frozen=True, kw_only=True):
 
 class StopResults(View, frozen=True, kw_only=True):
     items: list[StopResultView]
+
+
+def read_stop(raw: object) -> StopVmsBody:
+    body = read(raw, StopVmsBody)
+    if not 1 <= len(body.vm_ids) <= IDS_MAX:
+        raise Faulty([Fault("$.vmIds", f"expected 1 to {IDS_MAX} ids, found {len(body.vm_ids)}")])
+    return body
 
 
 async def list_orphans(call: Call) -> LiveVmList:
@@ -139,6 +147,7 @@ ROUTES: Final = (
         summary="Stop microVMs that nobody tracks.",
         tag="admin",
         body=StopVmsBody,
+        reads=read_stop,
         answer=StopResults,
         audit="scaler.orphan.stop",
         refusals=_REFUSALS,
