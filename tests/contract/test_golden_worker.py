@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kici.domain.ids import ScalerName
+from kici.domain.verdict import AtCap, CapName, Dimension
 from kici.wire.codec import encode
 from kici.wire.messages import Message, Unsupported
 from kici.wire.worker_codec import decode_from_worker, decode_order
@@ -103,7 +105,19 @@ FROM_WORKER: list[Message] = [
     ComputeGone(agent_id=AGENT, how="exited with code 1"),
     Answer(
         request_id="r1",
-        fault=Fault(kind="no-capacity", text="all 4 agents are in use", after_seconds=1.0),
+        fault=Fault(
+            kind="no-capacity",
+            text="all 4 agents are in use",
+            after_seconds=1.0,
+            cap=AtCap(
+                cap=CapName.MAX_AGENTS,
+                dimension=Dimension.AGENTS,
+                used=4.0,
+                requested=1.0,
+                limit=4.0,
+                scaler=ScalerName("docker"),
+            ),
+        ),
         agents=(HELD,),
         count=1,
         lines=("ready",),

@@ -2,6 +2,7 @@
 
 import contextlib
 import typing
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -22,6 +23,10 @@ def of_kind(kind: Any) -> st.SearchStrategy[Any]:
     """As for agents' messages, with tuples where those have lists."""
     if kind in SIMPLE:
         return SIMPLE[kind]
+    if isinstance(kind, typing.NewType):
+        return of_kind(kind.__supertype__)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return st.sampled_from(list(kind))
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
         return st.lists(of_kind(arguments[0]), max_size=3).map(tuple)

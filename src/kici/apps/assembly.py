@@ -13,6 +13,7 @@ from kici.apps.counting import Counting
 from kici.apps.eventing import Eventing
 from kici.apps.given import Given
 from kici.apps.housekeeping import JobEnds, keep_house
+from kici.apps.workers import WorkerParts
 from kici.decide.admit import Book
 from kici.decide.backoff import BackoffSettings
 from kici.domain import knobs
@@ -97,6 +98,7 @@ class Coordinator:
         self._sweep()
         self.events.lead()
         self.cluster = Cluster(self)
+        self.workers = WorkerParts(self)
         self._end()
         self.is_recovered = False
 
@@ -379,6 +381,7 @@ class Coordinator:
             supervisor.service("retirement", self.reload.run)
         keep_house(self)
         self.events.start()
+        self.workers.start(supervisor)
         supervisor.start("grace-after-restart", self._end_of_grace())
         self.is_recovered = True
         self.pending.capacity_freed()
@@ -402,6 +405,7 @@ class Coordinator:
     async def shutdown(self, *, keep_agents: bool) -> None:
         """End in order, within bounded time."""
         await self._shutdown.run(keep_agents=keep_agents)
+        await self.workers.workers.leave()
 
     # ------------------------------------------------------------------ small answers
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from kici.domain.ids import InstanceId, Instant
+from kici.domain.ids import InstanceId, Instant, ScalerName
 
 JOIN_PREFIX: Final = "kici_join_v1"
 WORKER_ROLE: Final = "worker"
@@ -66,3 +66,14 @@ def read_join_token(text: str) -> JoinClaim:
         return JoinClaim(role=str(found["role"]), expires_at=Instant(int(found["expiry"])))
     except (binascii.Error, ValueError, KeyError, TypeError) as error:
         raise ValueError("the middle part of the join token cannot be read; copy it anew") from error
+
+
+def remote_name(worker: str, scaler: str) -> ScalerName:
+    """What coordinators call a worker's scaler.  Always with the worker's name: hosts share files, and whoever comes
+    first after a restart must not get the name of another."""
+    return ScalerName(f"{worker}/{scaler}")
+
+
+def local_name(scaler: ScalerName) -> ScalerName:
+    """What the worker itself calls it."""
+    return ScalerName(scaler.partition("/")[2])

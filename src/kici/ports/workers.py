@@ -3,15 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kici.domain.errors import Retryable
+from kici.domain.errors import NoCapacity, Retryable
 from kici.domain.ids import AgentId, InstanceId, Instant
 from kici.domain.spawn import Spawn
+from kici.domain.verdict import AtCap
 from kici.domain.worker import JoinToken, Worker
-from kici.ports.backend import ForgettingBackend
+from kici.ports.backend import Backend, ForgettingBackend
 from kici.ports.link import LinkHandler
 from kici.wire.worker_messages import Answer, Held, MarkRegistered, Request, SpawnProgress
 
 OnAnswer = Callable[[Answer], None]
+
+
+class WorkerFull(NoCapacity):
+    """The host of a worker has no room for one more agent; the verdict says which cap it is."""
+
+    def __init__(self, message: str, verdict: AtCap) -> None:
+        super().__init__(message)
+        self.verdict = verdict
 
 
 class Unanswered(Retryable):
@@ -55,7 +64,7 @@ class WorkerChannel(Protocol):
         ...
 
 
-class RemoteScaler(ForgettingBackend, Protocol):
+class RemoteScaler(Backend, ForgettingBackend, Protocol):
     """What the keeper of a worker's link tells the backend of one of its scalers."""
 
     def offered(self, sets: Sequence[tuple[str, ...]], max_agents: int) -> None:

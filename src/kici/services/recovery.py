@@ -63,6 +63,8 @@ class Recovery:
         self._retired = retired
         self._dead: dict[AgentId, str] = {}
         self._waiting: set[AgentId] = set()
+        self.of_workers: Callable[[list[Spawn]], None] = lambda rows: None
+        """Set by the composition root: rows of agents on the hosts of workers, which will tell what lives of them."""
 
     async def computes(self) -> None:
         """Before agents are accepted: own spawn rows against what this host holds."""
@@ -72,9 +74,11 @@ class Recovery:
             self._book.reserve(reservation)
         # Before anything is taken down: what is given back later must not come after this.
         await self._machine_pools.restore(self._held(rows))
+        self.of_workers([row for row in rows if row.worker_id is not None])
         by_scaler: dict[ScalerName, list[Spawn]] = {name: [] for name in self._fleet.runtimes}
         for row in rows:
-            by_scaler.setdefault(row.scaler, []).append(row)
+            if row.worker_id is None:
+                by_scaler.setdefault(row.scaler, []).append(row)
         for name, mine in by_scaler.items():
             runtime = self._fleet.runtimes.get(name) or self._retired(mine[0])
             if runtime is not None:
@@ -97,15 +101,7 @@ class Recovery:
             if row.agent_id not in alive:
                 await self._forget(row, "its compute is gone since the restart")
                 continue
-            tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True, is_written=True)
-            age_seconds = max(0, self._clock.now() - row.spawned_at) / 1000
-            tracked.started_at = self._clock.monotonic() - age_seconds
-            self._spawns.add(tracked)
-            if row.state is SpawnState.ENDING:
-                self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
-            elif row.state is SpawnState.REGISTERED:
-                runtime.backend.mark_registered(row.agent_id)
-            emit(Event.SPAWN_RECOVERED, agent_id=row.agent_id, scaler=row.scaler, state=row.state)
+            take_up(row, runtime, spawns=self._spawns, teardown=self._teardown, clock=self._clock)
         try:
             orphans = await runtime.backend.cleanup_orphans(frozenset(alive))
         except KiciError as error:
@@ -167,3 +163,19 @@ class Recovery:
             tracked = self._spawns.get(agent_id)
             if tracked is not None and not is_connected(agent_id) and not await is_elsewhere(agent_id):
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
+
+
+def take_up(
+    row: Spawn, runtime: ScalerRuntime, *, spawns: SpawnBook, teardown: Teardown, clock: Clock
+) -> TrackedSpawn:
+    """Look after a spawn by its row: its compute was made by a program before this one."""
+    tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True, is_written=True)
+    age_seconds = max(0, clock.now() - row.spawned_at) / 1000
+    tracked.started_at = clock.monotonic() - age_seconds
+    spawns.add(tracked)
+    if row.state is SpawnState.ENDING:
+        teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
+    elif row.state is SpawnState.REGISTERED:
+        runtime.backend.mark_registered(row.agent_id)
+    emit(Event.SPAWN_RECOVERED, agent_id=row.agent_id, scaler=row.scaler, state=row.state)
+    return tracked

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
+from kici.decide.container_plan import is_loopback
 from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, LossCause, Phase, Requeue, Resume, Start, reconcile
 from kici.decide.fit import AgentShape
 from kici.decide.prune import EVENT
@@ -405,8 +406,15 @@ class Registration:
             warm_pool=spawn is not None and spawn.bound_job_id is None,
             reuse=reuse,
             jobs=verdicts,
-            coordinators=self._coordinators(),
+            coordinators=_reachable(self._coordinators(), spawn),
         )
+
+
+def _reachable(addresses: list[str], spawn: Spawn | None) -> list[str]:
+    """Where an agent may go.  On the host of a worker, a loopback address is somebody else's."""
+    if spawn is None or spawn.worker_id is None:
+        return addresses
+    return [address for address in addresses if not is_loopback(address)]
 
 
 def _claimed_before(registered: Registered, held: list[Job], spawn: Spawn | None) -> tuple[Registered, list[Job]]:

@@ -143,9 +143,9 @@ class Reload:
     def _forget(self, name: ScalerName) -> ScalerRuntime:
         """Before its end is awaited, so that nobody ends it twice and no reload brings back what is ending."""
         del self._retiring[name]
-        fleet = self._manager.fleet
+        fleet = self._manager.local
         left = {key: kept for key, kept in fleet.runtimes.items() if key != name}
-        self._manager.fleet = Fleet(runtimes=left, router=fleet.router, caps=fleet.caps)
+        self._manager.local = Fleet(runtimes=left, router=fleet.router, caps=fleet.caps)
         return fleet.runtimes[name]
 
     async def _apply(self, new: ScalersConfig, plan: ReloadPlan) -> ReloadReport:
@@ -172,7 +172,7 @@ class Reload:
 
     def _commit(self, new: ScalersConfig, plan: ReloadPlan, built: dict[ScalerName, ScalerRuntime]) -> None:
         """One step: the old configuration before it, the new one after it."""
-        before = self._manager.fleet.runtimes
+        before = self._manager.local.runtimes
         for entry in (*plan.updated, *plan.resurrected):
             self._builder.apply(before[entry.name], entry)
             self._retiring.pop(entry.name, None)
@@ -181,12 +181,12 @@ class Reload:
         entries = routables(new, self._host)
         serving = {entry.name: built.get(entry.name) or before[entry.name] for entry in new.scalers}
         leaving = {name: before[name] for name in self._retiring}
-        self._manager.fleet = Fleet(runtimes={**serving, **leaving}, router=Router(entries), caps=host_caps(new))
+        self._manager.local = Fleet(runtimes={**serving, **leaving}, router=Router(entries), caps=host_caps(new))
         self._config = new
         self._pools.configure(warm_pools(new, entries))
 
     def _has_agents(self, name: ScalerName) -> bool:
-        runtime = self._manager.fleet.runtimes[name]
+        runtime = self._manager.local.runtimes[name]
         return runtime.backend.active_count() > 0 or any(tracked.runtime is runtime for tracked in self._spawns)
 
     def _rejected(self, problems: tuple[str, ...]) -> ReloadReport:

@@ -5,14 +5,15 @@ in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kici.decide.admit import Active, Book, admit, is_burst_refusal
+from kici.decide.admit import Book, admit, is_burst_refusal
 from kici.decide.entries import Routable
 from kici.decide.fallback import SCALERS_MAX, is_refusal, spokesman, verdict_of
 from kici.decide.prune import EVENT
+from kici.decide.route import Router
 from kici.domain.ids import AgentId, ClassId, JobId, ScalerName
 from kici.domain.job import Demand, Job
 from kici.domain.resources import UNDECLARED, Amount, ResourceRequest
@@ -30,6 +31,7 @@ from kici.services.scaler_runtime import ActiveTotal, Fleet, ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.spawner import Choice, Spawner
 from kici.services.teardown import Teardown
+from kici.services.workers_caps import Load, load_of, spread
 
 FULL_SECONDS: Final = 15.0
 """How long it is told that a scaler had no room: longer than the pause between two sweeps that ask again."""
@@ -52,7 +54,10 @@ class ScalerManager:
         on_refusal: Callable[[], None],
     ) -> None:
         self.fleet = fleet
-        """Replaced as a whole by a reload."""
+        """This host's scalers and those of linked workers, as one value; made anew when either changes."""
+        self._local = fleet
+        self._remote: dict[ScalerName, ScalerRuntime] = {}
+        self._remote_entries: tuple[Routable, ...] = ()
         self._spawner = spawner
         self._book = book
         self._machine_pools = machine_pools
@@ -76,6 +81,36 @@ class ScalerManager:
         """Set by the composition root: an agent of an event scaler registered here, whoever asked for it."""
         self.retry_later: Callable[[int], None] = lambda after_ms: None
         """Set by the composition root: told when a refused request may be made again."""
+
+    # ------------------------------------------------------------------ which scalers there are
+
+    @property
+    def local(self) -> Fleet:
+        """This host's scalers.  Replaced as a whole by a reload."""
+        return self._local
+
+    @local.setter
+    def local(self, fleet: Fleet) -> None:
+        self._local = fleet
+        self._merge()
+
+    def elsewhere(self, runtimes: Mapping[ScalerName, ScalerRuntime], entries: Iterable[Routable]) -> None:
+        """Scalers on the hosts of workers, all of them; `entries` of those that take work."""
+        self._remote, self._remote_entries = dict(runtimes), tuple(entries)
+        self._merge()
+
+    def _merge(self) -> None:
+        local = self._local
+        if not self._remote:
+            self.fleet = local
+            return
+        entries = tuple(entry for entry in self._remote_entries if entry.scaler not in local.runtimes)
+        self.fleet = Fleet(
+            runtimes={**self._remote, **local.runtimes},
+            router=Router((*local.router.entries, *entries)) if entries else local.router,
+            caps=local.caps,
+            remote=frozenset(self._remote.keys() - local.runtimes.keys()),
+        )
 
     # ------------------------------------------------------------------ the request path
 
@@ -163,14 +198,28 @@ class ScalerManager:
                 )
             )
             return
-        yield self._admit(best, demand.resources)
-        asked = {best.scaler}
-        for routable in self.fleet.router.candidates(demand):
+        asked = set()
+        if best.scaler not in self.fleet.remote:
+            asked.add(best.scaler)
+            yield self._admit(best, demand.resources)
+        for routable in self._in_turn(demand):
             if routable.scaler not in asked:
                 asked.add(routable.scaler)
                 yield self._admit(routable, demand.resources)
                 if len(asked) == SCALERS_MAX:
                     return
+
+    def _in_turn(self, demand: Demand) -> Iterator[Routable]:
+        """Every label set that serves a demand, the best first."""
+        candidates, remote = self.fleet.router.candidates(demand), self.fleet.remote
+        return spread(candidates, remote, self._free) if remote else candidates
+
+    def _free(self, name: ScalerName) -> int:
+        """How many more agents a scaler may start, by their number alone."""
+        runtime = self.fleet.runtimes[name]
+        load = self._load(runtime)
+        here = runtime.caps.agents_max - max(load.active.here, load.here.agents)
+        return min(here, load.caps.agents_max - max(load.active.total, load.total.agents))
 
     def lately_full(self, demand: Demand) -> list[Verdict]:
         """Of the scaler that would be asked first: that the store said a moment ago that it has no room."""
@@ -211,13 +260,18 @@ class ScalerManager:
         return foreseen or Choice(runtime, routable, shape)
 
     def _over_caps(self, runtime: ScalerRuntime, requests: Amount) -> AtCapacity | None:
-        active = Active(here=runtime.backend.active_count(), total=self._active_total.read(self.fleet))
-        here = self._book.of(runtime.name).with_others(self._spawns.resisting(runtime.name))
-        total = self._book.total.with_others(self._spawns.resisting())
-        refused = admit(requests, scaler=runtime.caps, host=self.fleet.caps, here=here, total=total, active=active)
+        load = self._load(runtime)
+        refused = admit(
+            requests, scaler=runtime.caps, host=load.caps, here=load.here, total=load.total, active=load.active
+        )
         if refused is None:
-            return None
-        return AtCapacity(verdict=refused, is_burst=is_burst_refusal(refused, active, here=here, total=total))
+            told = None if runtime.elsewhere is None else runtime.elsewhere.has_no_room(runtime.name)
+            return None if told is None else AtCapacity(verdict=told)
+        is_burst = is_burst_refusal(refused, load.active, here=load.here, total=load.total)
+        return AtCapacity(verdict=refused, is_burst=is_burst)
+
+    def _load(self, runtime: ScalerRuntime) -> Load:
+        return load_of(runtime, self.fleet, self._book, self._spawns, self._active_total.read)
 
     def _count(self, answer: ScaleAnswer, what: str) -> None:
         """A refused request is counted; it is worth a warning when only a burst explains it."""

@@ -3,17 +3,45 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from kici.decide.admit import Book, HostCaps, ScalerCaps
+from kici.decide.admit import Book, HostCaps, ScalerCaps, Usage
 from kici.decide.route import Router
 from kici.domain.ids import ScalerName
 from kici.domain.resources import NOTHING, Amount
+from kici.domain.verdict import AtCap
 from kici.observe.metrics import ReservedBy
 from kici.ports.backend import Backend
 from kici.ports.clock import Clock
 
 COUNT_SECONDS: Final = 0.02
+
+
+class Elsewhere(Protocol):
+    """The host of a worker: its scalers are under its caps, and other coordinators may have agents there."""
+
+    @property
+    def worker_id(self) -> str: ...
+
+    @property
+    def caps(self) -> HostCaps: ...
+
+    @property
+    def names(self) -> frozenset[ScalerName]:
+        """Its scalers, as they are called here."""
+        ...
+
+    def others(self, scaler: ScalerName | None) -> Usage:
+        """What agents of other coordinators hold, of one scaler or (None) of the whole host."""
+        ...
+
+    def had_no_room(self, scaler: ScalerName, verdict: AtCap) -> None:
+        """It refused a spawn that we thought there was room for."""
+        ...
+
+    def has_no_room(self, scaler: ScalerName) -> AtCap | None:
+        """What it said a moment ago when it refused one, if nothing has changed there since."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +57,8 @@ class ScalerRuntime:
     provisioning_targets: tuple[str, ...] = ()
     reuse_idle_seconds: float | None = None
     reuse_max_jobs: int | None = None
+    elsewhere: Elsewhere | None = None
+    """The worker whose host it is on; None: this host."""
     gateway: asyncio.Semaphore = field(init=False)
     """Lets `spawns_at_once` spawns run, first come first served."""
 
@@ -50,8 +80,12 @@ class Fleet:
     router: Router
     caps: HostCaps
 
+    remote: frozenset[ScalerName] = frozenset()
+    """Those that are on the hosts of workers."""
+
     def active_total(self) -> int:
-        return sum(runtime.backend.active_count() for runtime in self.runtimes.values())
+        """Computes of this host's scalers."""
+        return sum(runtime.backend.active_count() for runtime in self.runtimes.values() if runtime.elsewhere is None)
 
 
 class ActiveTotal:

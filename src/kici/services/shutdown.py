@@ -129,8 +129,12 @@ class Shutdown:
         await self._each_backend(lambda backend: backend.shutdown_all())
 
     def _local(self) -> list[TrackedSpawn]:
-        """Spawns that end with us; machines of event scalers outlive us and are taken up again."""
-        return [tracked for tracked in self._spawns if tracked.spawn.backend_type != EVENT]
+        """Spawns that end with us; machines of event scalers and agents on workers outlive us."""
+        return [
+            tracked
+            for tracked in self._spawns
+            if tracked.spawn.backend_type != EVENT and tracked.spawn.worker_id is None
+        ]
 
     async def _each_backend(self, act: Callable[[Backend], Awaitable[None]]) -> None:
         async def one(runtime: ScalerRuntime) -> None:
@@ -141,5 +145,5 @@ class Shutdown:
                 emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
 
         async with asyncio.TaskGroup() as group:
-            for runtime in self._manager.fleet.runtimes.values():
+            for runtime in self._manager.local.runtimes.values():
                 group.create_task(one(runtime), name=f"stop {runtime.name}")

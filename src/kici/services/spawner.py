@@ -40,6 +40,7 @@ from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.event_store import ProvisionStore
 from kici.ports.store import SpawnStore
+from kici.ports.workers import WorkerFull
 from kici.services.launch_failures import LaunchFailures
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import ScalerRuntime
@@ -250,6 +251,7 @@ class Spawner:
             roles=routable.roles,
             token_id=token.id if token else None,
             owner_instance_id=self._instance_id,
+            worker_id=None if runtime.elsewhere is None else runtime.elsewhere.worker_id,
             bound_job_id=None if job is None else job.id,
             run_id=None if job is None else job.run_id,
             org=DEFAULT_ORG if job is None else job.org,
@@ -284,6 +286,8 @@ class Spawner:
                 await self._make(tracked, order, job)
         except JobRefused as error:
             self._supervisor.start(f"refuse.{tracked.agent_id}", self._refuse_job(tracked, str(error)))
+        except WorkerFull as error:
+            self._no_room(tracked, error)
         except KiciError as error:
             self._spawn_failed(tracked, str(error), is_deterministic=isinstance(error, DeterministicRefusal))
         except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is a failed spawn
@@ -307,6 +311,13 @@ class Spawner:
             if limit.expired():
                 raise Retryable(f"scaler spawn timed out after {deadline_ms} ms") from error
             raise
+
+    def _no_room(self, tracked: TrackedSpawn, error: WorkerFull) -> None:
+        """Other coordinators fill the worker, too: no failure of anybody.  Its job is offered again."""
+        emit(Event.SCALE_REFUSED, agent_id=tracked.agent_id, scaler=tracked.runtime.name, reason=str(error))
+        if tracked.runtime.elsewhere is not None:
+            tracked.runtime.elsewhere.had_no_room(tracked.runtime.name, error.verdict)
+        self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
 
     def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
         """Progress of a spawn.  A failure after it settled means that its compute is gone."""

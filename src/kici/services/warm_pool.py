@@ -23,6 +23,7 @@ from kici.services.drain_state import DrainState
 from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.services.scaler_manager import ScalerManager
 from kici.services.spawn_book import SpawnBook
+from kici.services.workers_caps import used_here
 
 TICK_SECONDS: Final = 30.0
 REFILL_SECONDS: Final = 1.0
@@ -191,7 +192,8 @@ class WarmPoolManager:
 
     def _room(self) -> int:
         fleet = self._manager.fleet
-        return max(0, fleet.caps.agents_max - max(fleet.active_total(), self._book.total.agents))
+        used = max(fleet.active_total(), used_here(fleet, self._book).agents)
+        return max(0, fleet.caps.agents_max - used)
 
     def _show(self) -> None:
         for state in self._states():

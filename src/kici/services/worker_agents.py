@@ -20,11 +20,13 @@ from kici.domain.labels import set_key
 from kici.domain.resources import Shape
 from kici.domain.say import say
 from kici.domain.spawn import Reservation, ScaleDownReason
+from kici.domain.verdict import AtCap
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.backend import Compute, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
+from kici.ports.workers import WorkerFull
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.services.worker_faults import fault_of
@@ -280,14 +282,17 @@ class HostAgents:
             active=Active(here=runtime.backend.active_count(), total=self.fleet.active_total()),
         )
         if refused is not None:
-            raise NoCapacity(say(refused, now=self._clock.now()))
+            raise self._full(refused)
+
+    def _full(self, refused: AtCap) -> WorkerFull:
+        return WorkerFull(say(refused, now=self._clock.now()), refused)
 
     async def _make(self, holding: Holding, order: SpawnOrder) -> None:
         record, runtime = holding.record, holding.runtime
         try:
             refused = await self._pools.reserve(record.reservation(self._host_id), _kind(record))
             if refused is not None:
-                raise NoCapacity(say(refused, now=self._clock.now()))
+                raise self._full(refused)
             async with runtime.gateway:
                 mine = replace(
                     order,

@@ -4,6 +4,7 @@ import asyncio
 from typing import Final
 
 from kici.domain.errors import DeterministicRefusal, JobRefused, NoCapacity, Permanent, Retryable
+from kici.ports.workers import WorkerFull
 from kici.wire.worker_messages import Fault, FaultKind
 
 TEXT_MAX: Final = 10_000
@@ -20,6 +21,8 @@ def fault_of(error: BaseException) -> Fault:
     if isinstance(error, asyncio.CancelledError):
         return Fault(kind=FaultKind.RETRYABLE, text="the start was called off")
     text = (str(error) or repr(error))[:TEXT_MAX]
+    if isinstance(error, WorkerFull):
+        return Fault(kind=FaultKind.NO_CAPACITY, text=text, cap=error.verdict)
     for kind, name in _KINDS:
         if isinstance(error, kind):
             return Fault(kind=name, text=text)

@@ -37,6 +37,7 @@ class Channel:
         self._waiting: dict[str, _Waiting] = {}
         self._away_since: float | None = clock.monotonic()
         self._given_up = ""
+        self._closed = ""
 
     @property
     def is_linked(self) -> bool:
@@ -54,8 +55,8 @@ class Channel:
         seconds: float | None,
         on_answer: OnAnswer = lambda answer: None,
     ) -> Answer:
-        if self._given_up:
-            raise Unanswered(f"{self._given_up}; it could not be told to {what}")
+        if self._given_up or self._closed:
+            raise Unanswered(f"{self._given_up or self._closed}; worker {self.name} could not be told to {what}")
         request = order(self._entropy.hex(6))
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), on_answer)
         self._waiting[request.request_id] = waiting
@@ -109,6 +110,12 @@ class Channel:
         """Nothing will be answered any more."""
         self.detach()
         self._given_up = why
+        self._fail(why)
+
+    def close(self, why: str) -> None:
+        """This program ends; what the worker holds stays what it is."""
+        self.detach()
+        self._closed = why
         self._fail(why)
 
     def _fail(self, why: str) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kici.domain.verdict import AtCap
 from kici.wire.messages import Message, Unsupported
 
 WORKER_PROTOCOL: Final = 1
@@ -139,6 +140,8 @@ class Fault(_Part, frozen=True, kw_only=True):
     """One of `FaultKind`; any other is taken for retryable."""
     text: str
     after_seconds: float = 0.0
+    cap: AtCap | None = None
+    """The cap that left no room."""
 
 
 # --- worker -> coordinator

@@ -15,6 +15,7 @@ from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.labels import set_key
 from kici.domain.resources import Amount
 from kici.domain.spawn import ScaleDownReason, Spawn, SpawnState
+from kici.domain.worker import remote_name
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import (
@@ -132,7 +133,7 @@ class RemoteBackend:
                 seconds=None,
                 on_answer=lambda answer: _settle(agent, answer.agents),
             )
-            raise_fault(answer)
+            raise_fault(answer, self._title)
             if agent.ended_how is not None:
                 raise DeterministicRefusal(agent.ended_how)
         except KiciError as error:
@@ -283,8 +284,8 @@ class RemoteBackend:
         return agent
 
     @property
-    def _title(self) -> str:
-        return f"{self._channel.name}/{self._scaler}"
+    def _title(self) -> ScalerName:
+        return remote_name(self._channel.name, self._scaler)
 
     def _spawn_order(self, request_id: str, order: SpawnOrder) -> SpawnAgent:
         return SpawnAgent(
@@ -349,7 +350,7 @@ class RemoteBackend:
         if not self._channel.is_linked:
             raise Retryable(f"worker {self._channel.name} is not linked; it could not be told to {what}")
         answer = await self._channel.ask(order, what=what, seconds=seconds)
-        raise_fault(answer)
+        raise_fault(answer, self._title)
         return answer
 
     async def _fetch_tail(self, agent_id: AgentId) -> None:

@@ -1,0 +1,72 @@
+"""Workers of a coordinator: wired around its object graph.  Without any, all of this does nothing."""
+
+from typing import TYPE_CHECKING
+
+from kici.backends.remote.backend import RemoteBackend
+from kici.domain.ids import AgentId, ScalerName
+from kici.kit.supervise import Supervisor
+from kici.ports.workers import WorkerChannel
+from kici.services.workers import Workers
+from kici.services.workers_credentials import WorkerCredentials
+from kici.services.workers_rows import WorkerRows
+
+if TYPE_CHECKING:
+    from kici.apps.assembly import Coordinator
+
+
+class WorkerParts:
+    def __init__(self, one: "Coordinator") -> None:
+        given = one.given
+        self._one = one
+        self.credentials = WorkerCredentials(
+            store=given.store, clock=given.clock, entropy=given.entropy, instance_id=one.instance_id
+        )
+        self.rows = WorkerRows(
+            store=given.store,
+            book=one.book,
+            spawns=one.spawns,
+            teardown=one.teardown,
+            clock=given.clock,
+            instance_id=one.instance_id,
+            compute_ended=one.sessions.compute_ended,
+        )
+        self.workers = Workers(
+            credentials=self.credentials,
+            rows=self.rows,
+            manager=one.manager,
+            spawns=one.spawns,
+            make_backend=self._backend,
+            capacity_freed=one.pending.capacity_freed,
+            foreign_ended=self._foreign_ended,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            entropy=given.entropy,
+            instance_id=one.instance_id,
+        )
+        one.recovery.of_workers = self.workers.expect
+
+    def start(self, supervisor: Supervisor) -> None:
+        supervisor.service("workers", self.workers.run)
+
+    async def revoke(self, worker_id: str) -> bool:
+        """Take a host's right to be a worker, end what it holds of ours.  False: there was nothing to revoke."""
+        is_revoked = await self.credentials.revoke(worker_id)
+        if is_revoked:
+            await self.workers.revoked(worker_id)
+        return is_revoked
+
+    def _backend(self, scaler: ScalerName, backend_type: str, channel: WorkerChannel) -> RemoteBackend:
+        given = self._one.given
+        return RemoteBackend(
+            scaler=scaler,
+            backend_type=backend_type,
+            channel=channel,
+            on_exit=self._one.sessions.compute_ended,
+            supervisor=given.supervisor,
+            clock=given.clock,
+        )
+
+    def _foreign_ended(self, agent_id: AgentId, how: str) -> None:
+        """Proof of death, if the agent is one that we hold or wait for; else its owner is told as well."""
+        if self._one.registry.get(agent_id) is not None or agent_id in self._one.absences:
+            self._one.sessions.compute_ended(agent_id, how)
