@@ -24,7 +24,7 @@ PROGRESS_SECONDS: Final = 2.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when nothing was violated."""
-    parser = argparse.ArgumentParser(prog="python -m kici.testing.sim", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m kici.testing.sim", description="Replay one seed, or run many.")
     parser.add_argument("--seed", type=int, help="replay this one, and tell its story")
     parser.add_argument("--of", action="append", default=[], help="tell the story of this job or agent, too")
     parser.add_argument("--lines", action="store_true", help="print everything that happens")
