@@ -232,8 +232,9 @@ class Registration:
             await self._refuse(connection, agent.agent_id, TORN_DOWN)
             return
         if was_absent or older is not None:  # its jobs may have moved since we looked
-            held = await self._store.held_jobs(agent.agent_id)
-            agent.jobs = dict.fromkeys(job.id for job in held)
+            now_held = await self._store.held_jobs(agent.agent_id)
+            agent.jobs = dict.fromkeys(job.id for job in now_held)
+            held = [job for job in now_held if registered.job is None or job.id != registered.job.id]
         plan = await self._reconcile(agent, message, held)
         await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
         for act in plan.after:

@@ -478,6 +478,27 @@ async def test_a_bound_agent_that_comes_while_the_coordinator_drains_gets_its_jo
 
 
 @benched(a_scaler())
+async def test_a_second_registration_right_behind_the_first_keeps_the_bound_job(bench: Bench) -> None:
+    job = await bench.submits("linux")
+    agent = await bench.booted()
+    first_gate = bench.traps.hold("register_agent", done=True)
+    second_gate = bench.traps.hold("register_agent", done=True)
+    await agent.authenticates()
+    agent.says(agent.registration())
+    await first_gate.reached()
+    registering = asyncio.create_task(agent.registers())
+    await second_gate.reached()
+    first_gate.open()
+    await bench.passes(0.1)
+    second_gate.open()
+    await registering
+    assert await agent.starts(within=5) == job.id
+    await bench.passes(15)
+    assert (await bench.job(job)).attempts == 0
+    assert list(bench.machines.alive) == [agent.agent_id]
+
+
+@benched(a_scaler())
 async def test_two_registrations_of_one_agent_at_the_same_moment_leave_one_connection(bench: Bench) -> None:
     job = await bench.submits("linux")
     agent = await bench.booted()
