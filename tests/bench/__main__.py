@@ -3,7 +3,7 @@
 The references come from another program on a machine of this kind (PostgreSQL with fsync, two shared cores): an
 order of magnitude, not a rival.  Run it on a quiet machine; every figure is a median or a best of several.
 
-    python -m tests.bench [store] [decide] [config] [scaler] [spawn] [coordinator]
+    python -m tests.bench [store] [decide] [config] [scaler] [events] [spawn] [coordinator]
 """
 
 import importlib
@@ -92,7 +92,7 @@ def main(chosen: list[str]) -> None:
     def say(text: str) -> None:
         print(f"  ... {text} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
 
-    for name in ("decide", "config", "store", "scaler", "spawn", "coordinator"):
+    for name in ("decide", "config", "store", "scaler", "events", "spawn", "coordinator"):
         if chosen and name not in chosen:
             continue
         module = importlib.import_module(f"tests.bench.bench_{name}")

@@ -40,15 +40,14 @@ class Provisions(Spawns):
         }
         steps = [
             *lock_steps(f"kici:scaler:cap|{spawn.scaler}", rules.lock_wait_ms),
-            Step(Query.SLOT_STATE, {"scaler_name": spawn.scaler, "now": now}),
             Step(Query.INSERT_CLUSTER_SPAWN, params),
         ]
         for _ in range(INSERT_TRIES_MAX):
             results = await self._database.unit(steps)
             assert results is not None
-            *_, (state,), inserted = results
-            if inserted:
+            if results[-1]:
                 return None
+            (state,) = await self._database.read(Query.SLOT_STATE, {"scaler_name": spawn.scaler, "now": now})
             refused = _refused(spawn.scaler, state, rules)
             serving = None if spawn.bound_job_id is None else await self.spawn_for_job(spawn.bound_job_id)
             if serving is not None or refused is not None:
@@ -187,7 +186,7 @@ def _end_step(order: ScaleDownOrder, now: Instant | None) -> Step:
 
 
 def _refused(scaler: ScalerName, state: Row, rules: SlotRules) -> SlotRefused | None:
-    """Why the scaler had no room, as it was when it was asked."""
+    """Why the scaler had no room; None when it has by now."""
     if state["failures"]:
         deferral = Deferral(failures=state["failures"], until=state["until"], last_error=state["last_error"])
         now = Instant(state["now"])
