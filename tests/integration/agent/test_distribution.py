@@ -42,7 +42,8 @@ def python(site: Path, script: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(site)!r}); {script}"]
 
 
-IMPORTED = "import kici.agent.program, kici.apps.agent; print(*sorted(m for m in sys.modules if m.startswith('kici')))"
+ENTRIES = "kici.agent.guest, kici.agent.program, kici.apps.agent"
+IMPORTED = f"import {ENTRIES}; print(*sorted(m for m in sys.modules if m.startswith('kici')))"
 
 
 def test_it_holds_exactly_what_it_imports(site: Path) -> None:
