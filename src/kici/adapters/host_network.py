@@ -1,9 +1,12 @@
 """A bridge of microVMs by the commands `ip` and `nft`: one process for each step, one transaction for each guest."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import re
+import socket
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +31,9 @@ from kici.ports.host_network import BridgeHealth
 
 log = logging.getLogger(__name__)
 
+_SIOCGIFFLAGS: Final = 0x8913
+_SIOCSIFFLAGS: Final = 0x8914
+_IFF_UP: Final = 1
 ISOLATION_PROBE: Final = "kici-isoprobe"
 NETWORK_MANAGER: Final = Path("/etc/NetworkManager/conf.d")
 UNMANAGED: Final = "90-kici-unmanaged.conf"
@@ -199,7 +205,10 @@ class IpHostNetwork:
             await self._apply(script)
 
     async def link_up(self, guest: Guest) -> None:
-        await self._run("ip", "link", "set", guest.tap, "up")
+        if self._commands.sudo:
+            await self._run("ip", "link", "set", guest.tap, "up")
+        else:
+            _set_up(guest.tap)  # one program less to start for each machine
 
     async def dismiss(self, guest: Guest) -> None:
         script = dismiss_guest(self._bridge, guest)
@@ -215,6 +224,8 @@ class IpHostNetwork:
                     await self._apply(f"{line}\n")
 
     async def remove_tap(self, name: str) -> bool:
+        if not _is_there(name):
+            return False
         try:
             await self._run("ip", "link", "del", name)
         except CommandFailed as error:
@@ -279,6 +290,26 @@ def subnet_of(gateway_cidr: str) -> tuple[IPv4Address, str]:
 
     interface = IPv4Interface(gateway_cidr)
     return interface.ip, str(interface.netmask)
+
+
+def _is_there(interface: str) -> bool:
+    try:
+        socket.if_nametoindex(interface)
+    except OSError:
+        return False
+    return True
+
+
+def _set_up(interface: str) -> None:
+    """What `ip link set … up` does."""
+    name = interface.encode()
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            found = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH22x", name, 0))
+            (flags,) = struct.unpack_from("H", found, 16)
+            fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", name, flags | _IFF_UP))
+    except OSError as error:
+        raise Retryable(f"cannot set interface {interface} up: {error.strerror}") from error
 
 
 def _listed(text: str) -> list[dict[str, Any]]:

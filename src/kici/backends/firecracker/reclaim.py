@@ -14,8 +14,9 @@ from kici.backends.firecracker.machine import Machine
 from kici.backends.firecracker.plan import Plan
 from kici.backends.firecracker.records import VmRecord, VmRecords
 from kici.backends.firecracker.settings import MicroVmTools
-from kici.backends.firecracker.steps import console_of
+from kici.backends.firecracker.steps import Admitted, console_of
 from kici.decide.classify import LiveVmSeen, StopOutcome, StopResult, Tracker, is_name
+from kici.decide.isolate import name_of
 from kici.decide.microvm import Guest, is_vm_id, mac_of, tap_of
 from kici.decide.microvm_probe import Probe
 from kici.decide.microvm_sweep import HostSight, plan_sweep
@@ -98,9 +99,11 @@ class Reclaimer:
             live=frozenset(vm_id for vm_id in {*folders, *recorded} if self._probe(vm_id).is_running),
         )
         plan = plan_sweep(sight, self._tools.clock.now())
+        owners = set(admitted.values())
         for vm_id in plan.machines:
             if vm_id not in self._tracked():
-                count += await self._try_to_take_down(self._records.read(vm_id) or await self._guessed(vm_id))
+                record = self._records.read(vm_id) or await self._guessed(vm_id)
+                count += await self._try_to_take_down(record, has_rules=name_of(vm_id) in owners)
         for name in plan.taps:
             await self._tools.network.remove_tap(name)
         for address, owner in plan.rules:
@@ -142,21 +145,21 @@ class Reclaimer:
             return StopResult(vm_id=vm_id, outcome=StopOutcome.ERROR, detail=str(error), pid=probe.pid)
         return StopResult(vm_id=vm_id, outcome=StopOutcome.STOPPED, pid=probe.pid)
 
-    async def take_down(self, record: VmRecord) -> None:
+    async def take_down(self, record: VmRecord, *, has_rules: bool = True) -> None:
         """End a machine that was found, and remove everything of it.  Raises `Retryable` with what resisted."""
-        await self._end(Machine(record=record))
+        await self._end(Machine(record=record), has_rules=has_rules)
 
-    async def _end(self, machine: Machine) -> None:
-        machine.begun = self._plan.all_begun()
+    async def _end(self, machine: Machine, *, has_rules: bool = True) -> None:
+        machine.begun = [step for step in self._plan.all_begun() if has_rules or step != Admitted.name]
         machine.console = console_of(machine, self._tools)  # forwards what nobody has read yet
         try:
             await self._plan.undo(machine)
         finally:
             machine.let_go()
 
-    async def _try_to_take_down(self, record: VmRecord) -> bool:
+    async def _try_to_take_down(self, record: VmRecord, *, has_rules: bool = True) -> bool:
         try:
-            await self.take_down(record)
+            await self.take_down(record, has_rules=has_rules)
         except KiciError as error:
             log.warning("vm.left", extra={"kici": {"agent_id": record.vm_id, "error": str(error)}})
             return False
