@@ -75,14 +75,16 @@ def test_fifty_jobs_through_both_run_once_each(pair: tuple[CoordinatorProgram, C
 
 @pytest.mark.spec("T1.12", "T4.8", "D28")
 def test_one_that_is_killed_and_restarted_takes_up_its_own_and_leaves_the_other_alone(
-    pair: tuple[CoordinatorProgram, CoordinatorProgram],
+    pair: tuple[CoordinatorProgram, CoordinatorProgram], tmp_path: Path
 ) -> None:
     first, second = pair
-    script = "for k in 1 2 3 4 5 6 7 8; do echo $k; sleep 0.4; done"
+    go_on = tmp_path / "go-on"
+    script = f"echo 1; while ! [ -e {go_on} ]; do sleep 0.1; done; for k in 2 3 4 5 6 7 8; do echo $k; sleep 0.1; done"
     jobs = [first.submit(script, "-l", name) for name in ("a", "b") for _ in range(4)]
-    until(lambda: all(job["status"] == "running" for job in first.jobs().values()), seconds=30, what="all run")
+    until(lambda: all(job["status"] == "running" for job in first.jobs().values()), seconds=60, what="all run")
     first.stop(signal.SIGKILL)
     first.start()
+    go_on.touch()
     until(lambda: all(over(second, job) for job in jobs), seconds=60, what="all jobs end")
     for job in jobs:
         assert second.job(job)["status"] == "success"

@@ -165,9 +165,7 @@ class Recovery:
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
 
 
-def take_up(
-    row: Spawn, runtime: ScalerRuntime, *, spawns: SpawnBook, teardown: Teardown, clock: Clock
-) -> TrackedSpawn:
+def take_up(row: Spawn, runtime: ScalerRuntime, *, spawns: SpawnBook, teardown: Teardown, clock: Clock) -> TrackedSpawn:
     """Look after a spawn by its row: its compute was made by a program before this one."""
     tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True, is_written=True)
     age_seconds = max(0, clock.now() - row.spawned_at) / 1000
