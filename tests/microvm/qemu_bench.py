@@ -14,14 +14,12 @@ from kici.backends.firecracker.settings import MicroVmSet
 from kici.decide.isolate import Policy
 from kici.testing.contracts.backend import Kind
 
-LABELS = ("linux", Kind.LIVES.value)
 
-
-def linux_set() -> MicroVmSet:
+def linux_set(kind: Kind) -> MicroVmSet:
     folder = linux_guest()
     return MicroVmSet(
-        labels=LABELS,
-        kernel=folder / "vmlinux",
+        labels=("linux", kind.value),
+        kernel=folder / ("missing" if kind is Kind.REFUSED else "vmlinux"),
         initrd=folder / "vmlinux.initrd",
         rootfs=folder / "rootfs.ext4",
         overlay_mib=64,
@@ -35,7 +33,7 @@ def linux_set() -> MicroVmSet:
 class QemuBench(RealMicroVmBench):
     def __init__(self, folder: Path, network: Namespace) -> None:
         super().__init__(folder, network, bridge=BRIDGE)
-        self.settings = replace(self.settings, sets=(linux_set(),), stop_seconds=5.0)
+        self.settings = replace(self.settings, sets=tuple(linux_set(kind) for kind in Kind), stop_seconds=1.0)
 
     def make_vmm(self) -> QemuVmm:
         host = replace(this_qemu_host(), has_kvm=False)
@@ -43,6 +41,17 @@ class QemuBench(RealMicroVmBench):
             processes=LinuxProcesses(), commands=self.commands, boot=proc.boot_id(), accel="tcg", host=host
         )
         return QemuVmm(tools)
+
+    async def restart(self) -> None:
+        """What a process that dies has open is closed for it."""
+        assert isinstance(self.vmm, QemuVmm)
+        self.vmm.close()
+        await super().restart()
+
+    async def close(self) -> None:
+        await super().close()
+        assert isinstance(self.vmm, QemuVmm)
+        self.vmm.close()
 
     def vmm_pids(self) -> dict[str, int]:
         found = {}

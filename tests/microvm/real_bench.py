@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -184,7 +184,7 @@ class RealMicroVmBench:
 
     def leftovers(self) -> dict[str, set[str]]:
         """Everything of any machine that is on the host, by kind."""
-        folders = {path.name for path in (self.settings.base / "firecracker").glob("scaler-*")}
+        folders = {path.name for path in self.settings.base.glob("*/scaler-*")}
         rules = self.network.run("nft", "list", "ruleset")
         chains = {word.strip(",") for word in rules.split() if word.startswith(("f_scaler", "i_scaler", "t_scaler"))}
         return {
@@ -251,9 +251,11 @@ def vm_host() -> Iterator[tuple[Path, Namespace]]:
 
 
 @asynccontextmanager
-async def real_microvms() -> AsyncIterator[RealMicroVmBench]:
+async def real_microvms(
+    make: Callable[[Path, Namespace], "RealMicroVmBench"] | None = None,
+) -> AsyncIterator["RealMicroVmBench"]:
     with vm_host() as (folder, network):
-        bench = RealMicroVmBench(folder, network)
+        bench = (make or RealMicroVmBench)(folder, network)
         await bench.start()
         try:
             yield bench

@@ -135,6 +135,12 @@ class QemuVmm:
         if writer is not None:
             writer.close()
 
+    def close(self) -> None:
+        """Let go of boot data that is on its way; a guest that has not read it by now will not."""
+        for writer in self._handed.values():
+            writer.close()
+        self._handed.clear()
+
     async def ask_to_stop(self, place: VmPlace) -> bool:
         try:
             async with await Qmp.open(place.root / MONITOR) as qmp:
