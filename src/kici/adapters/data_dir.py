@@ -23,6 +23,8 @@ OWNER_TOKEN: Final = "owner-token"
 ENDPOINT: Final = "endpoint"
 SECRET_KEY: Final = "secret-key"
 DATABASE: Final = "kici.db"
+WORKER_CREDENTIAL: Final = "worker-credential"
+RELAY_PORT: Final = "relay-port"
 AGENTS: Final = "agents"
 WORK: Final = "work"
 _LINE_BYTES_MAX: Final = 4096
@@ -93,6 +95,25 @@ class DataDir:
 
     def write_owner_token(self, plain: str) -> None:
         _write(self.path / OWNER_TOKEN, plain)
+
+    def worker_credential(self) -> str | None:
+        """The right of this host to be a worker."""
+        return _read_line(self.path / WORKER_CREDENTIAL)
+
+    def keep_worker_credential(self, plain: str | None) -> None:
+        """None: the one that there is was refused for good."""
+        if plain is None:
+            (self.path / WORKER_CREDENTIAL).unlink(missing_ok=True)
+        else:
+            _write(self.path / WORKER_CREDENTIAL, plain)
+
+    def relay_port(self) -> int:
+        """Where agents of this worker were told to connect to; 0: none were yet."""
+        known = _read_line(self.path / RELAY_PORT)
+        return int(known) if known is not None and known.isdigit() else 0
+
+    def keep_relay_port(self, port: int) -> None:
+        _write(self.path / RELAY_PORT, str(port))
 
     @contextmanager
     def endpoint(self, url: str) -> Iterator[None]:

@@ -405,7 +405,7 @@ class Coordinator:
     async def shutdown(self, *, keep_agents: bool) -> None:
         """End in order, within bounded time."""
         await self._shutdown.run(keep_agents=keep_agents)
-        await self.workers.workers.leave()
+        await self.workers.links.leave()
 
     # ------------------------------------------------------------------ small answers
 

@@ -4,8 +4,6 @@ The only module that names the implementations that a coordinator is made of.
 """
 
 import asyncio
-import logging
-import os
 import signal
 import socket
 import sys
@@ -17,12 +15,9 @@ from typing import Final
 
 from aiohttp import web
 
-from kici.adapters.boot import this_boot
 from kici.adapters.clock import RealClock
 from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
-from kici.adapters.ledger_files import choose_folder, usual_places
-from kici.adapters.machine_ledger import FileLedger
 from kici.adapters.no_peers import NoPeers
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.adapters.webhooks import HttpWebhooks
@@ -30,9 +25,9 @@ from kici.apps.assembly import Coordinator
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
 from kici.apps.given import Configuration, Given
 from kici.apps.provisioning import Provisioning
+from kici.apps.starting import address_of, host_ledger, listener_at, read_scalers, start_logging
 from kici.apps.surface import surface_of
-from kici.config.environment import AgentAuth, CoordinatorSettings, LogFormat
-from kici.config.load import load_scalers
+from kici.config.environment import AgentAuth, CoordinatorSettings
 from kici.config.model import ScalersConfig
 from kici.domain import knobs
 from kici.domain.errors import Misconfigured
@@ -40,7 +35,6 @@ from kici.domain.ids import AgentId, InstanceId
 from kici.domain.instance import Instance
 from kici.gateway.agents import Gateway
 from kici.kit.supervise import Supervisor
-from kici.observe import logging_setup
 from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
@@ -69,10 +63,7 @@ OnReady = Callable[[Ready], None]
 
 def serve(settings: CoordinatorSettings, environ: Mapping[str, str], on_ready: OnReady) -> None:
     """Run a coordinator until TERM, INT or USR2.  Raises `KiciError` when it cannot start."""
-    logging_setup.set_up_logging(
-        log_format=logging_setup.LogFormat.JSON if _is_json(settings) else logging_setup.LogFormat.PLAIN,
-        level=logging.getLevelNamesMapping()[settings.log_level.upper()],
-    )
+    start_logging(settings)
     program = _Program(settings, environ, on_ready)
     if sys.platform == "win32":
         asyncio.run(program.run())
@@ -80,12 +71,6 @@ def serve(settings: CoordinatorSettings, environ: Mapping[str, str], on_ready: O
     import uvloop
 
     uvloop.run(program.run())
-
-
-def _is_json(settings: CoordinatorSettings) -> bool:
-    if settings.log_format is LogFormat.AUTO:
-        return not sys.stderr.isatty()
-    return settings.log_format is LogFormat.JSON
 
 
 class _Program:
@@ -107,7 +92,7 @@ class _Program:
     async def run(self) -> None:
         data_dir = DataDir.open(self._settings.data_dir)
         try:
-            listener = _listener(self._settings.host, self._settings.port)
+            listener = listener_at(self._settings.host, self._settings.port)
             store = _open_store(self._settings, data_dir)
             try:
                 await store.migrate()
@@ -129,11 +114,14 @@ class _Program:
             gateway = Gateway(coordinator.sessions, clock=self._clock, tasks=supervisor)
             app = build_app(surface, logins)
             app.router.add_get("/ws", gateway.handle)
+            workers = Gateway(coordinator.workers.links, clock=self._clock, tasks=supervisor)
+            app.router.add_get("/ws/worker", workers.handle)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS)
             await runner.setup()
             try:
                 await web.SockSite(runner, listener, backlog=BACKLOG).start()
                 supervisor.service("gateway", gateway.run)
+                supervisor.service("workers-gateway", workers.run)
                 if self._zygote is not None:
                     supervisor.start("zygote", self._zygote.open())  # so that the first job need not wait for it
                 await coordinator.start()
@@ -145,7 +133,7 @@ class _Program:
                     )
                     supervisor.service("config-watch", watch.run)
                 self._listen_to_signals(coordinator, supervisor)
-                url = f"http://{_address(listener, self._settings.host)}"
+                url = f"http://{address_of(listener, self._settings.host)}"
                 with data_dir.endpoint(url):
                     self._announce(url, logins, owner_token, data_dir)
                     await self._stopped.wait()
@@ -160,10 +148,10 @@ class _Program:
         self, store: Store, data_dir: DataDir, listener: socket.socket, supervisor: Supervisor, sealer: Sealer
     ) -> Coordinator:
         settings = self._settings
-        config = _read_scalers(settings)
+        config = read_scalers(settings)
         if not isinstance(config, ScalersConfig):
             raise Misconfigured("\n".join(config))
-        url = settings.orchestrator_url or f"ws://{_address(listener, settings.host)}/ws"
+        url = settings.orchestrator_url or f"ws://{address_of(listener, settings.host)}/ws"
 
         def ended(agent_id: AgentId, how: str) -> None:
             coordinator.sessions.compute_ended(agent_id, how)
@@ -188,7 +176,7 @@ class _Program:
         builder = FleetBuilder(site)
 
         async def read() -> ScalersConfig | tuple[str, ...]:
-            found = await asyncio.to_thread(_read_scalers, settings)
+            found = await asyncio.to_thread(read_scalers, settings)
             if isinstance(found, ScalersConfig):
                 builder.network = found.firecracker
             return found
@@ -204,7 +192,7 @@ class _Program:
                 fleet=builder.fleet(config),
                 notifier=self._notifier(settings, data_dir.instance_id(self._entropy)),
                 configuration=Configuration(config=config, read=read, builder=builder, host=site.host),
-                ledger=_ledger(settings, self._environ, data_dir.instance_id(self._entropy)),
+                ledger=host_ledger(settings, self._environ, data_dir.instance_id(self._entropy)),
                 configured=_configured(settings),
                 authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
@@ -251,22 +239,6 @@ class _Program:
         loop.add_signal_handler(signal.SIGHUP, reloads.signal)
 
 
-def _read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, ...]:
-    """The scalers files: a valid configuration, or every problem with its place."""
-    loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
-    return loaded.config or tuple(str(problem) for problem in loaded.problems)
-
-
-def _ledger(settings: CoordinatorSettings, environ: Mapping[str, str], instance_id: InstanceId) -> FileLedger:
-    """Touches nothing before there is a machine pool."""
-    places = usual_places(environ, Path.home())
-    return FileLedger(
-        instance_id=instance_id,
-        boot=this_boot(),
-        folder=lambda: choose_folder(settings.machine_ledger_dir, places),
-    )
-
-
 def _fingerprint(settings: CoordinatorSettings) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the scalers files."""
     main, folder = settings.scaler_config_path, settings.scaler_config_dir
@@ -274,32 +246,6 @@ def _fingerprint(settings: CoordinatorSettings) -> tuple[tuple[str, int, int], .
     if folder is not None and folder.is_dir():
         files += sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
     return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists())
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Bound, not yet listening: the port is known, and nobody is let in before recovery is over."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    if os.name != "nt":
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise Misconfigured(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port or --host"
-        ) from error
-    return listener
-
-
-def _address(listener: socket.socket, host: str) -> str:
-    """Where programs on this machine reach it."""
-    port = listener.getsockname()[1]
-    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
-        host = "127.0.0.1"
-    elif host == "::":
-        host = "::1"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store:

@@ -1,14 +1,17 @@
 """Workers of a coordinator: wired around its object graph.  Without any, all of this does nothing."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kici.backends.remote.backend import RemoteBackend
 from kici.domain.ids import AgentId, ScalerName
+from kici.domain.worker import JoinToken, Worker
 from kici.kit.supervise import Supervisor
 from kici.ports.workers import WorkerChannel
 from kici.services.workers import Workers
 from kici.services.workers_credentials import WorkerCredentials
 from kici.services.workers_rows import WorkerRows
+
+WORKERS_MAX: Final = 10_000
 
 if TYPE_CHECKING:
     from kici.apps.assembly import Coordinator
@@ -30,7 +33,7 @@ class WorkerParts:
             instance_id=one.instance_id,
             compute_ended=one.sessions.compute_ended,
         )
-        self.workers = Workers(
+        self.links = Workers(
             credentials=self.credentials,
             rows=self.rows,
             manager=one.manager,
@@ -43,16 +46,24 @@ class WorkerParts:
             entropy=given.entropy,
             instance_id=one.instance_id,
         )
-        one.recovery.of_workers = self.workers.expect
+        one.recovery.of_workers = self.links.expect
 
     def start(self, supervisor: Supervisor) -> None:
-        supervisor.service("workers", self.workers.run)
+        supervisor.service("workers", self.links.run)
+
+    async def create_join_token(self, *, by: str, ttl_ms: int) -> tuple[JoinToken, str]:
+        """The token and its plain text, which is never shown again."""
+        await self._one.given.store.purge_join_tokens()
+        return await self.credentials.create_join_token(by=by, ttl_ms=ttl_ms)
+
+    async def workers(self) -> list[Worker]:
+        return await self._one.given.store.workers(limit=WORKERS_MAX)
 
     async def revoke(self, worker_id: str) -> bool:
         """Take a host's right to be a worker, end what it holds of ours.  False: there was nothing to revoke."""
         is_revoked = await self.credentials.revoke(worker_id)
         if is_revoked:
-            await self.workers.revoked(worker_id)
+            await self.links.revoked(worker_id)
         return is_revoked
 
     def _backend(self, scaler: ScalerName, backend_type: str, channel: WorkerChannel) -> RemoteBackend:

@@ -65,10 +65,11 @@ def stop(client: Client, /, *, keep_agents: bool) -> None:
 @as_json
 @with_client
 def peers(client: Client, /, *, as_json: bool) -> None:
-    """List the coordinators that share the store."""
+    """List the coordinators that share the store, and their workers."""
     found = client.get(admin_path("instances"))["items"]
+    workers = client.get(admin_path("workers"))["items"]
     if as_json:
-        print_json(found)
+        print_json([*found, *({**each, "role": "worker"} for each in workers)])
         return
     rows = [
         (
@@ -81,4 +82,12 @@ def peers(client: Client, /, *, as_json: bool) -> None:
         )
         for each in found
     ]
+    rows += [
+        (each["id"], "worker", each["version"], each["name"], _worker_state(each), local(each["lastSeenAt"]))
+        for each in workers
+    ]
     print_table(("ID", "ROLE", "VERSION", "ADDRESS", "STATE", "LAST SEEN"), rows, empty="There are no instances.")
+
+
+def _worker_state(worker: Json) -> str:
+    return f"linked to {', '.join(worker['linkedTo'])}" if worker["linkedTo"] else str(worker["state"])

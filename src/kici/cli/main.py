@@ -6,6 +6,7 @@ from kici.cli.lazy import Lazy, LazyGroup
 
 COMMANDS: Final = {
     "up": Lazy("kici.cli.up:up", "Run a coordinator on this machine."),
+    "worker": Lazy("kici.cli.worker:worker", "Make this machine one that spawns agents for coordinators elsewhere."),
     "run": Lazy("kici.cli.run:run", "Run one command as a job and show its output."),
     "submit": Lazy("kici.cli.submit:submit", "Submit a run file and follow its jobs."),
     "jobs": Lazy("kici.cli.jobs:jobs", "List jobs, newest first."),
@@ -27,7 +28,9 @@ ADMIN_COMMANDS: Final = {
     "scaler": Lazy("kici.cli.admin_scaler:scaler", "Look at scalers and reload their configuration."),
     "agents": Lazy("kici.cli.admin_agents:agents", "List agents; show or drain one."),
     "queue": Lazy("kici.cli.admin_queue:queue", "List waiting jobs; show one or clear all."),
-    "peers": Lazy("kici.cli.admin_coordinator:peers", "List the coordinators that share the store."),
+    "peers": Lazy("kici.cli.admin_coordinator:peers", "List the coordinators that share the store, and their workers."),
+    "join-token": Lazy("kici.cli.admin_join:join_token", "Make one-time tokens that make hosts workers."),
+    "worker": Lazy("kici.cli.admin_join:worker", "Revoke a worker."),
     "drain": Lazy("kici.cli.admin_coordinator:drain", "Start nothing new; let running jobs finish."),
     "resume": Lazy("kici.cli.admin_coordinator:resume", "Work again after a drain."),
     "stop": Lazy("kici.cli.admin_coordinator:stop", "Shut the coordinator down in order."),

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from typing import Final, Never
+from typing import Any, Final, Never, Protocol
 
 from aiohttp import ClientConnectionResetError, WSMsgType, web
 
@@ -188,7 +188,7 @@ class Gateway:
         _ = await ws.prepare(request)
         if request.transport is None:
             return ws
-        _watch_peer(request.transport)
+        watch_peer(request.transport)
         link = SocketLink(ws, request.transport, request.remote or "unknown", self._tasks)
         session = self._handler.connected(link)
         turn = min(self._links, key=len)
@@ -227,9 +227,15 @@ async def _read(ws: Socket, link: SocketLink, session: LinkSession) -> None:
             return
 
 
-def _watch_peer(transport: asyncio.BaseTransport) -> None:
+class OnSocket(Protocol):
+    """A transport, or a WebSocket."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
+
+
+def watch_peer(connection: OnSocket) -> None:
     """Let the kernel find out when the peer is gone."""
-    sock = transport.get_extra_info("socket")
+    sock = connection.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

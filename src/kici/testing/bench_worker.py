@@ -109,7 +109,7 @@ class BenchWorker:
 
     async def starts(self, *urls: str) -> None:
         bench = self.bench
-        self.dialer.doors.setdefault(URL, bench.coordinator.workers.workers)
+        self.dialer.doors.setdefault(URL, bench.coordinator.workers.links)
         supervisor = await self._stack.enter_async_context(Supervisor(self.name))
         runtimes = {entry.name: self._runtime(entry) for entry in self.config.scalers}
         self.agents = HostAgents(
@@ -153,7 +153,7 @@ class BenchWorker:
         await self._stack.aclose()
 
     async def is_linked(self, *, within: float = 60.0) -> None:
-        workers = self.bench.coordinator.workers.workers
+        workers = self.bench.coordinator.workers.links
         await self.bench.until(lambda: workers.is_linked(self.worker_id), within=within)
 
     def cut_off(self) -> None:

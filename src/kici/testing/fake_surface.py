@@ -25,6 +25,7 @@ from kici.ports.store import JobFilter, Submitted
 from kici.testing.builders import a_job
 from kici.testing.fake_events import FakeClaims, FakeEvents, FakeWorkflows
 from kici.testing.fake_vms import FakeLiveVms
+from kici.testing.fake_workers import FakeWorkers
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.web.surface import (
     AgentRow,
@@ -452,6 +453,7 @@ class FakeSurface:
         self.secrets = FakeSecrets()
         self.access_log = FakeAccessLog()
         self.live_vms = FakeLiveVms(ME)
+        self.workers = FakeWorkers()
         self.workflows = FakeWorkflows()
         self.events = FakeEvents(self.workflows)
         self.claims = FakeClaims()
@@ -467,6 +469,7 @@ class FakeSurface:
             secrets=self.secrets,
             access_log=self.access_log,
             live_vms=self.live_vms,
+            workers=self.workers,
             workflows=self.workflows,
             events=self.events,
             claims=self.claims,

@@ -23,6 +23,7 @@ from kici.domain.logs import LogChunk
 from kici.domain.secret import SecretRef, SecretRow
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
+from kici.domain.worker import JoinToken, Worker
 from kici.domain.workflow import Registration
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
@@ -376,6 +377,18 @@ class LiveVms(Protocol):
         ...
 
 
+class Workers(Protocol):
+    async def create_join_token(self, *, by: str, ttl_ms: int) -> tuple[JoinToken, str]:
+        """The token and its plain text, which is never shown again."""
+        ...
+
+    async def workers(self) -> list[Worker]: ...
+
+    async def revoke(self, worker_id: str) -> bool:
+        """Its link is closed at once, its agents are ended.  False: there was nothing to revoke."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surface:
     """Everything that requests can reach."""
@@ -391,6 +404,7 @@ class Surface:
     secrets: Secrets
     access_log: AccessLog
     live_vms: LiveVms
+    workers: Workers
     workflows: Workflows
     events: Events
     claims: Claims

@@ -61,7 +61,7 @@ async def restarts(bench: Bench, *workers: BenchWorker, down_seconds: float = 2.
     await bench.passes(down_seconds)
     await bench.starts()
     for worker in workers:
-        worker.reaches(bench.coordinator.workers.workers)
+        worker.reaches(bench.coordinator.workers.links)
 
 
 # --- work
@@ -177,7 +177,7 @@ async def test_a_lost_link_stops_new_spawns_and_no_running_agent(bench: Bench) -
     await bench.passes(100)
     assert await bench.status(running[1][0]) is JobStatus.RUNNING
     assert len(bench.orders) == 2
-    worker.reaches(bench.coordinator.workers.workers)
+    worker.reaches(bench.coordinator.workers.links)
     await worker.is_linked()
     agent = await bench.made(2)
     await agent.starts(within=30)
@@ -215,7 +215,7 @@ async def test_a_worker_that_vanishes_while_agents_boot_gives_their_jobs_to_othe
     await agent.starts(within=60)
     await comes_to_its_end(bench, job, agent)
     await bench.passes(100)
-    first.reaches(bench.coordinator.workers.workers)
+    first.reaches(bench.coordinator.workers.links)
     await bench.passes(60)
     for worker in (first, second):
         worker.is_clean()
@@ -227,7 +227,7 @@ async def test_a_worker_that_vanishes_while_agents_boot_gives_their_jobs_to_othe
 async def test_a_link_that_only_looks_open_is_noticed_by_both_sides(bench: Bench) -> None:
     worker = await a_worker(bench)
     worker.dialer.wires[-1].half_open()
-    workers = bench.coordinator.workers.workers
+    workers = bench.coordinator.workers.links
     await bench.passes(SILENCE_SECONDS + CLOSE_SECONDS + 5)
     assert len(worker.dialer.wires) == 2
     await worker.is_linked()
@@ -373,7 +373,7 @@ async def test_a_coordinator_that_stops_leaves_the_agents_of_its_workers_running
     worker.cut_off()
     assert len(worker.machines.alive) == 1
     await bench.starts()
-    worker.reaches(bench.coordinator.workers.workers)
+    worker.reaches(bench.coordinator.workers.links)
     await agent.registers((job.id, "running"))
     await worker.is_linked()
     await comes_to_its_end(bench, job, agent)
@@ -391,7 +391,7 @@ async def test_what_died_while_the_coordinator_was_down_is_settled_when_the_work
     await bench.is_killed()
     worker.machines.die(agent.agent_id, "was killed by signal 9")
     await bench.starts()
-    worker.reaches(bench.coordinator.workers.workers)
+    worker.reaches(bench.coordinator.workers.links)
     found = await bench.ended(job, within=30)
     assert found.status is JobStatus.FAILED
     assert "signal 9" in (found.reason or "")
@@ -588,7 +588,7 @@ async def test_a_store_that_is_down_refuses_for_the_moment(bench: Bench) -> None
     worker.dialer.cut()
     bench.faults.is_down = True
     await bench.passes(30)
-    assert not bench.coordinator.workers.workers.is_linked(worker.worker_id)
+    assert not bench.coordinator.workers.links.is_linked(worker.worker_id)
     assert not worker.given_up
     bench.faults.is_down = False
     await worker.is_linked()
