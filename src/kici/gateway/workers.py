@@ -13,7 +13,6 @@ from aiohttp import (
     ClientError,
     ClientSession,
     ClientWebSocketResponse,
-    ClientWSTimeout,
     WSMsgType,
 )
 
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 Socket = ClientWebSocketResponse[bool]
 
 OPEN_SECONDS: Final = 10.0
-CLOSE_SECONDS: Final = 5.0
 QUEUE_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of frames that a coordinator does not take; more, and it is left."""
 DRAINED_BYTES: Final = 1024 * 1024
@@ -126,7 +124,6 @@ async def open_socket(client: ClientSession, url: str, *, timeout_seconds: float
             socket: Socket = await client.ws_connect(
                 url,
                 max_msg_size=FRAME_BYTES_MAX,
-                timeout=ClientWSTimeout(ws_close=CLOSE_SECONDS),
                 autoping=autoping,
                 decode_text=False,
             )
