@@ -4,6 +4,7 @@ system made by our own builder around a static busybox.
 Fetched and made once, and kept in the user's cache: the kernel by `apt-get download`, unpacked, never installed.
 """
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -54,6 +55,7 @@ def linux_guest() -> Path:
             pytest.fail(reason)
         pytest.skip(f"engine qemu: {reason}")
     folder = Path(tempfile.mkdtemp(prefix="kici-linux-guest-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)
     for name in ("vmlinux", "vmlinux.initrd"):
         (folder / name).symlink_to(kernel / name)

@@ -1,7 +1,9 @@
 """Real firecracker and jailer with the tiny guest, in a network namespace, as a bench of the contract of backends."""
 
 import asyncio
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -57,6 +59,7 @@ ENV = {Kind.LIVES: "silent", Kind.SLOW: "silent", Kind.DIES: "exit", Kind.REFUSE
 def guest_folder() -> Path:
     """Holds the tiny guest and a root file system that it does not look at."""
     folder = Path(tempfile.mkdtemp(prefix="kici-tiny-guest-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)
     compile_guest(folder)
     (folder / "rootfs.ext4").write_bytes(b"\0" * 65536)
@@ -120,7 +123,7 @@ class RealMicroVmBench:
             base=str(self.settings.base),
             uid=UID,
             gid=UID,
-            parent_cgroup=f"kici-test-{os.getpid()}-{folder.name}",
+            parent_cgroup=f"kici-test-{folder.name}",
         )
         self._stack = AsyncExitStack()
 

@@ -1,5 +1,6 @@
 """A coordinator that is killed at any step of making or ending a machine leaves nothing that is not found again."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ async def test_after_kill_9_the_tracked_machine_lives_and_the_rest_is_removed_on
         walker = subprocess.run(
             (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase),
             cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(folder)},  # it cannot tidy up after itself
             capture_output=True,
             text=True,
             check=False,
