@@ -1,5 +1,6 @@
 """A coordinator with workers: jobs run on their hosts, and no fault of a link, a worker or a coordinator loses one."""
 
+import asyncio
 from itertools import repeat
 from typing import Final
 
@@ -200,6 +201,25 @@ async def test_a_link_that_blinks_while_agents_boot_costs_nothing(bench: Bench) 
     await agent.starts(within=30)
     await comes_to_its_end(bench, job, agent)
     assert len(bench.orders) == 1
+    await worker.leaves()
+
+
+@benched()
+async def test_an_order_that_is_lost_with_its_link_is_carried_out_when_the_worker_is_back(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    job = await bench.submits("far")
+    async with asyncio.timeout(1):
+        while not bench.told(Event.SPAWN_ADMITTED):
+            await asyncio.sleep(0)  # at this moment the order is on its way
+    worker.dialer.cut()
+    assert not bench.orders
+    await worker.is_linked()
+    await bench.passes()
+    (row,) = await bench.spawns()
+    assert [order.agent_id for order in bench.orders] == [row.agent_id], "the same agent, made once"
+    agent = await bench.made(0)
+    await agent.starts()
+    await comes_to_its_end(bench, job, agent)
     await worker.leaves()
 
 
