@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import asyncpg
 import pytest
@@ -132,6 +132,21 @@ async def test_goes_on_after_a_connection_was_killed(url: str, store: Store) -> 
         break
     else:
         pytest.fail("the store did not connect again")
+
+
+async def test_a_connection_in_a_state_that_the_driver_does_not_expect_is_replaced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.ping()
+
+    async def confused(self: object, *args: object) -> Never:
+        raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "fetch", confused)
+        with pytest.raises(StoreDown, match="cannot switch"):
+            await store.ping()
+    await store.ping()
 
 
 async def test_a_killed_write_is_store_down_and_undone(url: str, store: Store) -> None:

@@ -84,7 +84,11 @@ class Pool:
             try:
                 pool = self._pool or await self._open()
                 async with pool.acquire(timeout=self._acquire_seconds) as connection:
-                    return await work(connection)
+                    try:
+                        return await work(connection)
+                    except asyncpg.InternalClientError:
+                        connection.terminate()  # nobody knows what it is in the middle of
+                        raise
             except DRIVER_ERRORS as error:
                 if not (tries_left and is_undone_by_others(error)):
                     raise translated(error) from error

@@ -7,8 +7,14 @@ from asyncpg import exceptions
 
 from kici.domain.errors import Bug, Conflict, KiciError, LockContended, StoreDown
 
-DRIVER_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-"""What a call of the driver may raise."""
+DRIVER_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""What a call of the driver may raise; `InternalClientError` when the server goes away between two statements."""
 
 _BUG_CLASSES: Final = ("22", "23", "42")
 """Values, constraints, statements: the same call would fail again."""
