@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Never
+from typing import Any, Final, Never, Protocol
 
 from kici.adapters.sealer import AesGcmSealer
 from kici.apps.assembly import Coordinator
@@ -72,10 +72,15 @@ class FakeCloud:
     made: int = 0
     troubles: deque[Trouble] = field(default_factory=deque)
     is_down: Exception | None = None
+    seconds: Callable[[], float] = lambda: 0.01
+    """How long the next call takes."""
+    made_one: Callable[[Mapping[str, Any]], None] = lambda up: None
+    """Called with the scale-up of each machine that begins to exist."""
+    removed_one: Callable[[str], None] = lambda agent_id: None
 
     async def send(self, call: WebhookCall) -> None:
         self.calls.append(call)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.seconds())
         trouble = self.troubles.popleft() if self.troubles else None
         if self.is_down is not None:
             raise self.is_down
@@ -85,8 +90,9 @@ class FakeCloud:
         if call.name == SCALE_UP and agent_id not in self.machines:
             self.machines[agent_id] = call.payload
             self.made += 1
-        elif call.name == SCALE_DOWN:
-            self.machines.pop(agent_id, None)
+            self.made_one(call.payload)
+        elif call.name == SCALE_DOWN and self.machines.pop(agent_id, None) is not None:
+            self.removed_one(agent_id)
         if trouble is not None:
             raise trouble.error
 
@@ -146,6 +152,7 @@ class Node:
         self.faults = StoreFaults(entropy=bench.entropy.fork(f"faults of {name}"))
         self._stack = AsyncExitStack()
         self._runs = 0
+        self.is_up = False
 
     async def starts(self) -> None:
         self._runs += 1
@@ -174,16 +181,20 @@ class Node:
         )
         await self.coordinator.recover()
         await self.coordinator.start()
+        self.is_up = True
 
     async def is_killed(self) -> None:
         """As kill -9: nothing of it acts any more, its connections break."""
         self.traps.is_dead = True
-        for agent in self.bench.agents:
+        self.is_up = False
+        connected: list[Connected] = [*self.bench.agents, *self.bench.others]
+        for agent in connected:
             if agent.node is self:
                 agent.cut()
         await self._stack.aclose()
 
     async def stops(self) -> None:
+        self.is_up = False
         await self.coordinator.shutdown(keep_agents=False)
         await self._stack.aclose()
 
@@ -210,6 +221,13 @@ class Node:
                 await finish(session.closed(code), seconds=60, what=f"the end of a link of {end.remote}")
 
 
+class Connected(Protocol):
+    @property
+    def node(self) -> Node | None: ...
+
+    def cut(self) -> None: ...
+
+
 class CloudAgent(BenchAgent):
     """The agent of a machine, connected to one of the coordinators."""
 
@@ -226,6 +244,8 @@ class CloudBench:
         self.cloud = FakeCloud()
         self.nodes: list[Node] = []
         self.agents: list[CloudAgent] = []
+        self.others: list[Connected] = []
+        """Agents that are not played by hand."""
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self.failures: list[str] = []
 
