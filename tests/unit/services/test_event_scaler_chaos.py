@@ -74,7 +74,8 @@ class World:
             await asyncio.sleep(self.entropy.uniform(0, 2 * CHAOS_SECONDS / JOBS))
             up = [number for number, node in enumerate(self.bench.nodes) if node.is_up]
             if up:
-                with contextlib.suppress(KiciError):  # whoever submits is told, and asks again or not
+                # Whoever submits is told, or loses the connection to one that is killed.
+                with contextlib.suppress(KiciError, asyncio.CancelledError):
                     self.jobs.append(await self.bench.submits(by=self.entropy.choice(up)))
 
     async def hurts(self) -> None:
