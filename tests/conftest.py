@@ -1,6 +1,7 @@
 """What holds for every test: engines are skipped with a reason, required, and listed at the end."""
 
 import os
+import signal
 from collections import Counter
 
 import pytest
@@ -9,6 +10,8 @@ from kici.testing import engines
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Under nohup every child would inherit an ignored HUP, and some tests are about what HUP does.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     faults = engines.missing(os.environ.get(engines.REQUIRE_ENGINES, ""))
     if faults:
         raise pytest.UsageError("\n".join(faults))
