@@ -10,8 +10,9 @@ from kici.testing import engines
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Under nohup every child would inherit an ignored HUP, and some tests are about what HUP does.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup children would inherit that, and some tests are about what HUP does to them.
+        signal.signal(signal.SIGHUP, lambda *_: None)
     faults = engines.missing(os.environ.get(engines.REQUIRE_ENGINES, ""))
     if faults:
         raise pytest.UsageError("\n".join(faults))
