@@ -120,7 +120,7 @@ def isolation(machine: Machine) -> Iterator[Found]:
     if user:
         yield Found(Grade.OK, "isolation", f"steps of process agents run as {user}")
         return
-    why = "steps of process agents run as you, and can read what you can; KICI_AGENT_ENV_KICI_RUNNER_USER=NAME changes that"
+    why = "steps of process agents can read what you can; KICI_AGENT_ENV_KICI_RUNNER_USER=NAME runs them as another"
     yield Found(Grade.NOTE, "isolation", why)
 
 
