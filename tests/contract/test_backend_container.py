@@ -31,8 +31,6 @@ async def test_fake_engine(case: Case) -> None:
 @pytest.mark.spec("scaler 7.2")
 @pytest.mark.engine("docker")
 @pytest.mark.xdist_group("docker-contract")
-# A connection of the driver that an engine left half open is closed by the collector: that is no fault of a case.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @cases
 async def test_docker(case: Case, engine: Lab, tmp_path: Path) -> None:
     async with benches.docker(engine, tmp_path) as bench:

@@ -52,6 +52,18 @@ _ABSENT: Final = re.compile(
 )
 
 
+class _Docker(aiodocker.Docker):
+    """Closes what was not read to its end: aiodocker leaves that to the collector, and the engine goes on sending."""
+
+    @asynccontextmanager
+    async def _query(self, *args: Any, **kwargs: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with super()._query(*args, **kwargs) as response:
+            try:
+                yield response
+            finally:
+                response.close()
+
+
 class DockerEngine:
     """Contract of every call: `ports.engine.Engine`."""
 
@@ -66,7 +78,7 @@ class DockerEngine:
         )
         url = address.url if address.socket is None else "unix://localhost"
         # Half of aiodocker is untyped: what it answers becomes ours in each method.
-        self._docker: Any = aiodocker.Docker(url=url, connector=self._connector, timeout=limits)
+        self._docker: Any = _Docker(url=url, connector=self._connector, timeout=limits)
 
     @property
     def address(self) -> EngineAddress:
