@@ -6,9 +6,10 @@ import pytest
 
 from kici.testing.sim.run import run_seed
 
-CHUNKS = 10
+CHUNKS = 5
 """Run side by side where there are several workers."""
-SEEDS = 10
+SEEDS = 20
+"""Of each chunk: enough for every kind of fault below."""
 
 
 @pytest.mark.timeout(240)
@@ -21,5 +22,5 @@ def test_nothing_is_violated(chunk: int) -> None:
         assert report.failure is None, report.failure
         counts.update(report.counts)
     print(f"seeds {list(seeds)}: {dict(sorted(counts.items()))}")
-    for what in ("end as reported", "coordinator killed", "machine died", "job recovering"):
+    for what in ("end as reported", "coordinator killed", "machine died", "store error after commit", "job recovering"):
         assert counts[what] > 0, f"no {what!r} in {len(seeds)} seeds: this simulates less than it should"
