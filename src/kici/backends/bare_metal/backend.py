@@ -8,20 +8,19 @@ decided by `decide.launch`.  Agents that are containers (a set with an image and
 import asyncio
 import logging
 import re
-from collections import OrderedDict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kici.backends.bare_metal.compute import Ender, Tools, Tracked
 from kici.backends.bare_metal.records import AgentFiles, AgentRecord
+from kici.backends.ending import LastOutputs, end_all, to_its_end
 from kici.decide.launch import Launch, LaunchHost, LaunchOrder, ProcessSet, Refusal, plan_launch
 from kici.domain.errors import DeterministicRefusal, NoCapacity, Permanent, Retryable
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.labels import set_key
 from kici.domain.spawn import ScaleDownReason
-from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.processes import MARK, Exit, Process, ProcessId, Program
@@ -32,8 +31,6 @@ END_SECONDS_MAX: Final = 90.0
 """Bound of any clean-up: asking, forcing, a folder of any size."""
 TAIL_LINES: Final = 50
 TAIL_CHARACTERS: Final = 2048
-REMEMBERED_MAX: Final = 200
-"""Agents that are gone whose last output can still be asked for."""
 _AGENT_ID: Final = re.compile(r"scaler-[a-z-]+-[0-9a-f]{8}")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -69,7 +66,7 @@ class BareMetalBackend:
         self._supervisor = supervisor
         self._on_exit = on_exit
         self._agents: dict[AgentId, Tracked] = {}
-        self._gone: OrderedDict[AgentId, list[str]] = OrderedDict()
+        self._gone = LastOutputs()
         self._files = AgentFiles(tools.files, settings.data_dir)
         self._ender = Ender(tools=tools, files=self._files, host=host)
         self._settings = settings
@@ -107,7 +104,7 @@ class BareMetalBackend:
             self._report(agent.id, on_event, SpawnEventType.PROVISIONING, "starting a process on this host")
             await self._launch(agent, order, self._plan(order))
         except BaseException as error:
-            await _finish(self._undo(agent), f"undoing the start of agent {agent.id}")
+            await to_its_end(self._undo(agent), seconds=END_SECONDS_MAX, what=f"undoing the start of agent {agent.id}")
             self._report(agent.id, on_event, SpawnEventType.FAILED, str(error) or "the start was called off")
             raise
         finally:
@@ -120,7 +117,11 @@ class BareMetalBackend:
         agent = self._agents.get(agent_id)
         if agent is not None:
             await agent.settled.wait()
-            await _finish(self._end(agent, self._settings.stop_seconds), f"ending agent {agent_id} ({reason})")
+            await to_its_end(
+                self._end(agent, self._settings.stop_seconds),
+                seconds=END_SECONDS_MAX,
+                what=f"ending agent {agent_id} ({reason})",
+            )
 
     def mark_registered(self, agent_id: AgentId) -> None:
         agent = self._agents.get(agent_id)
@@ -163,19 +164,7 @@ class BareMetalBackend:
         return count
 
     async def shutdown_all(self) -> None:
-        failures: list[str] = []
-
-        async def end(agent_id: AgentId) -> None:
-            try:
-                await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
-            except Retryable as error:
-                failures.append(str(error))
-
-        async with asyncio.TaskGroup() as group:
-            for agent_id in list(self._agents):
-                group.create_task(end(agent_id), name=f"end {agent_id}")
-        if failures:
-            raise Retryable("; ".join(sorted(failures)))
+        await end_all(self._agents, self.destroy)
 
     async def release_all(self) -> None:
         for agent in list(self._agents.values()):
@@ -184,8 +173,9 @@ class BareMetalBackend:
                 agent.let_go()
 
     def tail(self, agent_id: AgentId, lines: int) -> list[str]:
-        if agent_id in self._gone:
-            return self._gone[agent_id][-lines:] if lines > 0 else []
+        gone = self._gone.of(agent_id)
+        if gone is not None:
+            return gone[-lines:] if lines > 0 else []
         return self._files.tail(agent_id, lines)
 
     def _admit(self, order: SpawnOrder, on_event: OnEvent) -> Tracked:
@@ -270,9 +260,7 @@ class BareMetalBackend:
 
     def _forget(self, agent: Tracked) -> None:
         self._agents.pop(agent.id, None)
-        self._gone[agent.id] = agent.last_output
-        while len(self._gone) > REMEMBERED_MAX:
-            self._gone.popitem(last=False)
+        self._gone.keep(agent.id, agent.last_output)
         agent.let_go()
 
     def _watch(self, agent: Tracked) -> None:
@@ -342,12 +330,6 @@ class BareMetalBackend:
 
     async def _clear(self, agent_id: AgentId, record: AgentRecord | None) -> None:
         """End and remove whatever is left of an agent that is not tracked."""
-        await _finish(self._ender.clear(agent_id, record), f"clearing agent {agent_id}")
-
-
-async def _finish(work: Coroutine[Any, Any, None], what: str) -> None:
-    """Let clean-up come to its end whatever happens to the caller."""
-    try:
-        await finish(work, seconds=END_SECONDS_MAX, what=what)
-    except TimeoutError as error:
-        raise Retryable(str(error)) from error
+        await to_its_end(
+            self._ender.clear(agent_id, record), seconds=END_SECONDS_MAX, what=f"clearing agent {agent_id}"
+        )

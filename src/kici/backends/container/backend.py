@@ -8,21 +8,20 @@ is noticed by the engine's events, and found by looking where events were missed
 import asyncio
 import logging
 import re
-from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kici.backends.container.compute import Tracked, how_it_ended, tracked_again, unseen
 from kici.backends.container.house import ContainerTools, House, Houses
 from kici.backends.container.maker import Maker, MakerSettings
 from kici.backends.container.watch import Watch
+from kici.backends.ending import LastOutputs, end_all, to_its_end
 from kici.decide import container_plan as plan
 from kici.domain.errors import DeterministicRefusal, KiciError, NoCapacity, Permanent, Retryable
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.labels import set_key
 from kici.domain.spawn import ScaleDownReason
-from kici.kit.finish import finish
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.engine import ContainerInfo, EngineDown, FindEngine
 
@@ -31,9 +30,6 @@ log = logging.getLogger(__name__)
 END_SECONDS_MAX: Final = 180.0
 STOP_SECONDS: Final = 10
 TAIL_LINES: Final = 50
-CAPTURE_WAIT_SECONDS: Final = 1.0
-REMEMBERED_MAX: Final = 200
-"""Agents that are gone whose last output can still be asked for."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -76,7 +72,7 @@ class ContainerBackend:
         self._tools = tools
         self._on_exit = on_exit
         self._agents: dict[AgentId, Tracked] = {}
-        self._gone: OrderedDict[AgentId, list[str]] = OrderedDict()
+        self._gone = LastOutputs()
         self._settings = settings
         self._sets: Mapping[str, plan.ContainerSet] = {}
         self._watch: Watch | None = None
@@ -128,7 +124,11 @@ class ContainerBackend:
         agent = self._agents.get(agent_id)
         if agent is not None:
             await agent.settled.wait()
-            await _finish(self._end(agent, self._settings.stop_seconds), f"ending agent {agent_id} ({reason})")
+            await to_its_end(
+                self._end(agent, self._settings.stop_seconds),
+                seconds=END_SECONDS_MAX,
+                what=f"ending agent {agent_id} ({reason})",
+            )
 
     def mark_registered(self, agent_id: AgentId) -> None:
         agent = self._agents.get(agent_id)
@@ -183,19 +183,7 @@ class ContainerBackend:
         return sum(one.is_running for one in orphans)
 
     async def shutdown_all(self) -> None:
-        failures: list[str] = []
-
-        async def end(agent_id: AgentId) -> None:
-            try:
-                await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
-            except Retryable as error:
-                failures.append(str(error))
-
-        async with asyncio.TaskGroup() as group:
-            for agent_id in list(self._agents):
-                group.create_task(end(agent_id), name=f"end {agent_id}")
-        if failures:
-            raise Retryable("; ".join(sorted(failures)))
+        await end_all(self._agents, self.destroy)
 
     async def release_all(self) -> None:
         for agent in list(self._agents.values()):
@@ -205,7 +193,7 @@ class ContainerBackend:
 
     def tail(self, agent_id: AgentId, lines: int) -> list[str]:
         agent = self._agents.get(agent_id)
-        known = list(agent.output) if agent is not None else self._gone.get(agent_id, [])
+        known = list(agent.output) if agent is not None else self._gone.of(agent_id) or []
         return known[-lines:] if lines > 0 else []
 
     # ------------------------------------------------------------------ making
@@ -252,7 +240,7 @@ class ContainerBackend:
 
     async def _failed(self, agent: Tracked, on_event: OnEvent, error: BaseException) -> None:
         """Take back a start that failed, and tell with the last that was printed."""
-        await _finish(self._undo(agent), f"undoing the start of agent {agent.id}")
+        await to_its_end(self._undo(agent), seconds=END_SECONDS_MAX, what=f"undoing the start of agent {agent.id}")
         detail = str(error) or "the start was called off"
         self._report(agent.id, on_event, SpawnEventType.FAILED, detail + _captured(list(agent.output)))
 
@@ -307,14 +295,14 @@ class ContainerBackend:
     async def _clear(self, found: ContainerInfo) -> None:
         """One that nobody tracks."""
         agent = tracked_again(found, now=self._tools.clock.now())
-        await _finish(self._remove(agent, grace_seconds=5), f"removing container {found.name}")
+        await to_its_end(
+            self._remove(agent, grace_seconds=5), seconds=END_SECONDS_MAX, what=f"removing container {found.name}"
+        )
 
     def _forget(self, agent: Tracked) -> None:
         if self._agents.get(agent.id) is agent:
             del self._agents[agent.id]
-        self._gone[agent.id] = list(agent.output)
-        while len(self._gone) > REMEMBERED_MAX:
-            self._gone.popitem(last=False)
+        self._gone.keep(agent.id, list(agent.output))
         agent.let_go()
 
     async def ended(self, agent: Tracked, found: ContainerInfo | None) -> None:
@@ -388,10 +376,3 @@ class ContainerBackend:
 def _captured(output: list[str]) -> str:
     text = _CONTROL.sub("", "\n".join(output[-TAIL_LINES:]))
     return f"\n--- captured output ---\n{text}" if text else ""
-
-
-async def _finish(work: Coroutine[Any, Any, None], what: str) -> None:
-    try:
-        await finish(work, seconds=END_SECONDS_MAX, what=what)
-    except TimeoutError as error:
-        raise Retryable(str(error)) from error

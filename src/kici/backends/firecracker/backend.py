@@ -8,11 +8,11 @@ the host is the `reclaim`er's; both take machines down by the same plan.
 import asyncio
 import logging
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from kici.backends.ending import LastOutputs, end_all, to_its_end
 from kici.backends.firecracker.console import PASS_SECONDS
 from kici.backends.firecracker.machine import Machine
 from kici.backends.firecracker.plan import OnStep, Plan
@@ -37,7 +37,6 @@ T = TypeVar("T")
 END_SECONDS_MAX: Final = 150.0
 """Bound of any clean-up: asking, forcing, a directory of any size."""
 TAIL_CHARACTERS: Final = 2048
-REMEMBERED_MAX: Final = 200
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -56,7 +55,7 @@ class MicroVmBackend:
         self._supervisor = supervisor
         self._on_exit = on_exit
         self._machines: dict[AgentId, Machine] = {}
-        self._gone: OrderedDict[AgentId, list[str]] = OrderedDict()
+        self._gone = LastOutputs()
         self._records = VmRecords(tools.files, settings.data_dir)
         self._heal = Heal(tools, may_provision=settings.auto_provision)
         self._plan = Plan(all_steps(tools, self._records, self._heal), on_step)
@@ -124,7 +123,7 @@ class MicroVmBackend:
             await self._plan.run(machine)
             await self._tools.clock.sleep(0)  # an abort during the last step counts
         except BaseException as error:
-            await _finish(self._undo(machine), f"undoing microVM {machine.id}")
+            await to_its_end(self._undo(machine), seconds=END_SECONDS_MAX, what=f"undoing microVM {machine.id}")
             self._report(machine.id, on_event, SpawnEventType.FAILED, str(error) or "the start was called off")
             raise
         finally:
@@ -222,7 +221,9 @@ class MicroVmBackend:
         machine = self._machines.get(agent_id)
         if machine is not None:
             await machine.settled.wait()
-            await _finish(self._end(machine, is_asked=True), f"ending microVM {agent_id} ({reason})")
+            await to_its_end(
+                self._end(machine, is_asked=True), seconds=END_SECONDS_MAX, what=f"ending microVM {agent_id} ({reason})"
+            )
 
     def mark_registered(self, agent_id: AgentId) -> None:
         machine = self._machines.get(agent_id)
@@ -255,26 +256,12 @@ class MicroVmBackend:
 
     def _forget(self, machine: Machine) -> None:
         if self._machines.pop(machine.id, None) is machine:
-            self._gone[machine.id] = machine.last_output
-            while len(self._gone) > REMEMBERED_MAX:
-                self._gone.popitem(last=False)
+            self._gone.keep(machine.id, machine.last_output)
         machine.let_go()
 
     async def shutdown_all(self) -> None:
         self._stop_sweeping()
-        failures: list[str] = []
-
-        async def end(agent_id: AgentId) -> None:
-            try:
-                await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
-            except Retryable as error:
-                failures.append(str(error))
-
-        async with asyncio.TaskGroup() as group:
-            for agent_id in list(self._machines):
-                group.create_task(end(agent_id), name=f"end {agent_id}")
-        if failures:
-            raise Retryable("; ".join(sorted(failures)))
+        await end_all(self._machines, self.destroy)
 
     async def release_all(self) -> None:
         self._stop_sweeping()
@@ -323,7 +310,7 @@ class MicroVmBackend:
             return []
         machine = self._machines.get(agent_id)
         if machine is None:
-            return self._gone.get(agent_id, [])[-lines:]
+            return (self._gone.of(agent_id) or [])[-lines:]
         if machine.console is None:
             return []
         machine.console.look()
@@ -346,7 +333,11 @@ class MicroVmBackend:
                 if machine is not None:
                     found.append(machine.compute())
                 elif not self._tools.vmm.probe(record.place).is_running:
-                    await _finish(self._reclaimer.take_down(record), f"clearing microVM {record.vm_id}")
+                    await to_its_end(
+                        self._reclaimer.take_down(record),
+                        seconds=END_SECONDS_MAX,
+                        what=f"clearing microVM {record.vm_id}",
+                    )
         return tuple(found)
 
     def _found(self, record: VmRecord) -> Machine | None:
@@ -425,11 +416,3 @@ class MicroVmBackend:
 
     def _report(self, agent_id: AgentId, on_event: OnEvent, kind: SpawnEventType, detail: str) -> None:
         on_event(SpawnEvent(agent_id=agent_id, type=kind, detail=detail, at=self._tools.clock.now()))
-
-
-async def _finish(work: Coroutine[Any, Any, None], what: str) -> None:
-    """Let clean-up come to its end whatever happens to the caller."""
-    try:
-        await finish(work, seconds=END_SECONDS_MAX, what=what)
-    except TimeoutError as error:
-        raise Retryable(str(error)) from error
