@@ -1,6 +1,7 @@
 """Clock, entropy and files do what their ports say."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kici.adapters.clock import RealClock
+from kici.adapters.disk import free_bytes
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.files import RealFiles
 from kici.domain.errors import Retryable
@@ -88,3 +90,9 @@ async def test_a_folder_is_removed_whatever_its_owner_did_to_it(tmp_path: Path) 
     link.symlink_to(tmp_path)
     await RealFiles().remove_folder(link)
     assert link.is_symlink(), "a link is no folder of ours"
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    there = shutil.disk_usage(tmp_path).free
+    assert abs(free_bytes(tmp_path / "not" / "made" / "yet") - there) < 1024**3
+    assert free_bytes(Path("/proc/self")) == 0
