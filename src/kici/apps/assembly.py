@@ -326,7 +326,11 @@ class Coordinator:
             spawn_timeout_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
         )
         self.elector = Elector(
-            store=given.store, clock=given.clock, entropy=given.entropy, instance_id=self.instance_id
+            store=given.store,
+            clock=given.clock,
+            entropy=given.entropy,
+            instance_id=self.instance_id,
+            ttl_seconds=given.leader_ttl_seconds,
         )
         self.orphans = OrphanSweeper(manager=self.manager, spawns=self.spawns)
         self.heartbeat = InstanceHeartbeat(

@@ -195,6 +195,7 @@ class _Program:
                 ledger=host_ledger(settings, self._environ, data_dir.instance_id(self._entropy)),
                 configured=_configured(settings),
                 authenticates_agents=settings.agent_auth is AgentAuth.TOKEN,
+                leader_ttl_seconds=settings.cluster_leader_ttl_ms / 1000,
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
                 addresses=(settings.cluster_address or url,),
                 webhooks=self._webhooks,

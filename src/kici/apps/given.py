@@ -16,6 +16,7 @@ from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.ports.webhook import WebhookSender
+from kici.services.elector import TTL_SECONDS
 from kici.services.reload import Builder, Read
 from kici.services.scaler_runtime import Fleet
 
@@ -50,6 +51,7 @@ class Given:
     configured: Mapping[str, int] = field(default_factory=dict)
     """Defaults of live settings from the program's configuration."""
     authenticates_agents: bool = True
+    leader_ttl_seconds: float = TTL_SECONDS
     log_bytes_max: int | None = None
     sweep_seconds: float = 10.0
     addresses: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from kici.domain.access import Actor
 from kici.domain.document import SubmitRun
 from kici.domain.errors import NotFound, StoreDown
 from kici.domain.event import EventId, Payload, StoredEvent
-from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName
+from kici.domain.ids import AgentId, InstanceId, Instant, JobId, RunId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Run
 from kici.domain.spawn import Spawn, SpawnState
@@ -17,6 +17,7 @@ from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
 from kici.ports.event_store import EventFilter
 from kici.ports.store import JobFilter, Submitted
+from kici.services.elector import LEASE
 from kici.services.event_emitter import Emitted
 from kici.services.machine_pools import cap_text
 from kici.services.registry import ConnectedAgent
@@ -361,6 +362,11 @@ class _Control:
 
     async def instances(self) -> list[Instance]:
         return await self._coordinator.given.store.instances(limit=1000)
+
+    async def leader(self) -> InstanceId | None:
+        store = self._coordinator.given.store
+        lease = await store.lease(LEASE)
+        return None if lease is None or lease.expires_at <= await store.database_now() else lease.holder
 
     async def not_ready(self) -> str | None:
         if not self._coordinator.is_recovered:

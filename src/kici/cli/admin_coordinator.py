@@ -77,7 +77,7 @@ def peers(client: Client, /, *, as_json: bool) -> None:
             each["role"],
             each["version"],
             each["address"],
-            "draining" if each["draining"] else "working",
+            f"{'draining' if each['draining'] else 'working'}{', leads' if each['leads'] else ''}",
             local(each["lastBeatAt"]),
         )
         for each in found

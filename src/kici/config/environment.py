@@ -151,6 +151,8 @@ class CoordinatorSettings:
     """Milliseconds between two signs of life of a coordinator in the database."""
     cluster_peer_stale_timeout_ms: AtLeastASecond = 60_000
     """Age in milliseconds at which the last sign of life counts no more."""
+    cluster_leader_ttl_ms: AtLeastASecond = 3000
+    """Milliseconds of a leader's term.  A leader that is killed is replaced within one and a half of them."""
     cluster_settings_cache_ttl_ms: Milliseconds = 10_000
     """Milliseconds for which live settings are not read again."""
     scaler_config_path: Path | None = None

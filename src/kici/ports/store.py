@@ -388,6 +388,10 @@ class InstanceStore(Protocol):
         """Take a free or expired lease (token + 1) or renew one's own (same token).  None: another holds it."""
         ...
 
+    async def lease(self, name: str) -> Lease | None:
+        """As it stands, run out or not.  None: nobody ever held it."""
+        ...
+
     async def release_lease(self, lease: Lease) -> bool: ...
 
 

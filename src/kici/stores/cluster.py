@@ -39,6 +39,10 @@ class Cluster(Part):
         rows = await self._write(Query.ACQUIRE_LEASE, params)
         return lease_from(rows[0]) if rows else None
 
+    async def lease(self, name: str) -> Lease | None:
+        row = await self._one(Query.LEASE, {"name": name})
+        return None if row is None else lease_from(row)
+
     async def release_lease(self, lease: Lease) -> bool:
         params: Params = {"name": lease.name, "holder": lease.holder, "token": lease.token}
         return bool(await self._write(Query.RELEASE_LEASE, params))

@@ -92,6 +92,7 @@ class Query(StrEnum):
     JOBS_LISTED = "jobs_listed"
     JOBS_OF_RUN = "jobs_of_run"
     JOBS_OWNED_BY = "jobs_owned_by"
+    LEASE = "lease"
     LIMIT_LOCK_WAIT = "limit_lock_wait"
     LINK_WORKERS = "link_workers"
     LOCK_LOGS = "lock_logs"

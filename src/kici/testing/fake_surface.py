@@ -293,6 +293,9 @@ class FakeCoordinator:
     def stop(self, *, keep_agents: bool) -> None:
         self.stopped.append(keep_agents)
 
+    async def leader(self) -> InstanceId | None:
+        return ME
+
     async def instances(self) -> list[Instance]:
         row = Instance(
             id=ME,

@@ -150,7 +150,8 @@ async def stop(call: Call) -> DrainView:
 
 async def list_instances(call: Call) -> InstanceList:
     rows = await call.surface.coordinator.instances()
-    return InstanceList(items=[instance_view(row, self_id=call.surface.instance_id) for row in rows])
+    leader = await call.surface.coordinator.leader()
+    return InstanceList(items=[instance_view(row, self_id=call.surface.instance_id, leader=leader) for row in rows])
 
 
 def _org(call: Call) -> OrgId | None:

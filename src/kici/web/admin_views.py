@@ -128,6 +128,8 @@ class InstanceView(View, frozen=True, kw_only=True):
     draining: bool
     is_self: bool
     """The one that answers."""
+    leads: bool
+    """It does the chores that one coordinator does for all."""
 
 
 class InstanceList(View, frozen=True, kw_only=True):
@@ -240,7 +242,7 @@ def worst(checks: list[Check]) -> CheckStatus:
     return max((check.status for check in checks), key=order.index, default=CheckStatus.PASS)
 
 
-def instance_view(instance: Instance, *, self_id: str) -> InstanceView:
+def instance_view(instance: Instance, *, self_id: str, leader: str | None) -> InstanceView:
     return InstanceView(
         id=instance.id,
         role=instance.role,
@@ -250,6 +252,7 @@ def instance_view(instance: Instance, *, self_id: str) -> InstanceView:
         last_beat_at=moment(instance.last_beat_at),
         draining=instance.draining,
         is_self=instance.id == self_id,
+        leads=instance.id == leader,
     )
 
 

@@ -229,6 +229,10 @@ class Coordinator(Protocol):
 
     async def instances(self) -> list[Instance]: ...
 
+    async def leader(self) -> InstanceId | None:
+        """Who leads by the store's clock."""
+        ...
+
     async def not_ready(self) -> str | None:
         """Why it cannot serve yet or now; None: it can."""
         ...

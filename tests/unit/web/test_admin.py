@@ -88,7 +88,7 @@ async def test_stop_may_keep_agents(client: Client, fake: FakeSurface) -> None:
 
 async def test_instances_mark_the_one_that_answers(client: Client) -> None:
     (row,) = (await get(client, "instances"))["items"]
-    assert (row["id"], row["isSelf"]) == ("instance-1", True)
+    assert (row["id"], row["isSelf"], row["leads"]) == ("instance-1", True, True)
 
 
 async def test_settings_are_patched_whole_or_not_at_all(client: Client) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 from kici.domain.access import AccessRecord
 from kici.domain.errors import StoreDown
-from kici.domain.ids import JobId, OrgId
+from kici.domain.ids import Instant, JobId, OrgId
 from kici.domain.instance import Lease
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.ports.store import Store
@@ -59,11 +59,14 @@ async def raises_the_token_with_each_term(store: Store) -> None:
 
 
 async def releases_a_lease_of_the_running_term_only(store: Store) -> None:
+    assert await store.lease("leader") is None
     lease = given(await store.acquire_lease("leader", HERE, ttl_ms=100, now=after(0)))
+    assert await store.lease("leader") == lease
     assert not await store.release_lease(replace(lease, token=2))
     assert not await store.release_lease(replace(lease, holder=THERE))
     assert await store.release_lease(lease)
     assert not await store.release_lease(lease)
+    assert await store.lease("leader") == replace(lease, expires_at=Instant(0))
     taken = given(await store.acquire_lease("leader", THERE, ttl_ms=100, now=after(1)))
     assert (taken.holder, taken.token) == (THERE, 2)
 

@@ -38,3 +38,7 @@ RETURNING *;
 UPDATE leases SET expires_at = 0
 WHERE name = :name AND holder = :holder AND token = :token AND expires_at > 0
 RETURNING name;
+
+-- name: lease
+-- Who holds a duty, or held it last.
+SELECT * FROM leases WHERE name = :name;
