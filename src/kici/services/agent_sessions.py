@@ -73,6 +73,7 @@ class AgentSessions:
         self._entropy = entropy
         self._grace_ms = grace_ms
         self._connections: dict[ConnectionId, AgentConnection] = {}
+        self._registering = 0
         self.lost: Callable[[LossCause], None] = lambda cause: None
         """Told of every agent that was lost."""
         self.refused: Callable[[int], None] = lambda code: None
@@ -80,6 +81,11 @@ class AgentSessions:
 
     def __len__(self) -> int:
         return len(self._connections)
+
+    @property
+    def is_registering(self) -> bool:
+        """Whether the session row of some agent may still be written."""
+        return self._registering > 0
 
     def connected(self, link: Link) -> AgentConnection:
         """A new socket."""
@@ -130,7 +136,15 @@ class AgentSessions:
             await connection.apply(connection.half.authenticated(connection.connection_id))
 
     async def register(self, connection: AgentConnection, message: AgentRegister) -> None:
-        await self._registration.register(connection, message)
+        if self._drain.stopping:  # the rows of all agents here are about to be deleted
+            connection.cause = LossCause.STOPPING
+            connection.close(CloseCode.GOING_AWAY, "the coordinator stops")
+            return
+        self._registering += 1
+        try:
+            await self._registration.register(connection, message)
+        finally:
+            self._registering -= 1
         if connection.is_in_doubt:
             self._forget(AgentId(message.agent_id), connection.connection_id)
         if connection.is_over and connection.agent is not None:

@@ -78,12 +78,11 @@ class Shutdown:
         if not keep_agents:
             await self._end_computes()
             await self._machine_pools.leave(frozenset(tracked.agent_id for tracked in self._spawns))
-        try:
+        await self._registered()
+        with sits_out_outages("shutdown"):
             await self._store.delete_sessions_of(self._instance_id)
             await self._elector.resign()
             await self._heartbeat.leave()
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
 
     async def _return_jobs(self) -> None:
         """Jobs of agents that end with us: those started fail with the reason, the others keep their place.
@@ -117,6 +116,12 @@ class Shutdown:
                 await self._lifecycle.end(
                     job_id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
                 )
+
+    async def _registered(self) -> None:
+        """Let registrations under way end: what they write later would stay for ever."""
+        ends_at = self._clock.monotonic() + SHUTDOWN_SECONDS
+        while self._sessions.is_registering and self._clock.monotonic() < ends_at:
+            await self._clock.sleep(0.02)
 
     async def _end_computes(self) -> None:
         for tracked in self._local():

@@ -612,3 +612,29 @@ async def test_an_agent_offered_a_job_that_is_back_while_its_loss_is_being_settl
     await bench.passes(30)
     assert await bench.status(job) is JobStatus.RUNNING
     assert list(bench.machines.alive) == [agent.agent_id]
+
+
+# --- a stop
+
+
+@benched()
+async def test_a_registration_that_is_under_way_at_a_stop_leaves_no_session(bench: Bench) -> None:
+    agent = await bench.a_program()
+    registering = bench.traps.hold("register_agent", done=False)
+    await agent.tries_to_register()
+    await registering.reached()
+    stopping = asyncio.create_task(bench.coordinator.shutdown(keep_agents=False))
+    await bench.passes(3)
+    registering.open()
+    await stopping
+    await bench.passes()
+    assert await bench.store.sessions(instance_id=None, limit=10) == []
+
+
+@benched()
+async def test_an_agent_that_comes_during_a_stop_is_sent_away_and_may_come_back(bench: Bench) -> None:
+    agent = await bench.a_program()
+    bench.coordinator.drain.stopping = True
+    await agent.tries_to_register()
+    assert await agent.is_closed() == CloseCode.GOING_AWAY
+    assert await bench.store.sessions(instance_id=None, limit=10) == []

@@ -17,7 +17,7 @@ from kici.testing.sim.run import Report, run_seed
 from kici.testing.sim.trace import WORLD
 
 COUNT: Final = 100
-FAILURES_SHOWN: Final = 3
+FAILURES_SHOWN: Final = 10
 CHUNK: Final = 4
 PROGRESS_SECONDS: Final = 2.0
 
@@ -98,14 +98,14 @@ def run_many(seeds: range, *, workers: int) -> int:
     told_at = 0.0
     for report in _reports(seeds, workers):
         tally.add(report)
+        if report.failure is not None and len(tally.failures) <= FAILURES_SHOWN:
+            print(f"\n{report.failure}\n", flush=True)
         if tally.seconds - told_at >= PROGRESS_SECONDS:
             told_at = tally.seconds
             print(tally.line, flush=True)
     print(tally.line)
     print(f"{tally.cpu_seconds / max(1, tally.seeds):.3f} s of processor time for each seed")
     print(_counts(tally.counts))
-    for failure in tally.failures[:FAILURES_SHOWN]:
-        print(f"\n{failure}")
     if tally.failures:
         print(f"\nviolated: {len(tally.failures)} of {tally.seeds} seeds: {tally.failed_seeds[:50]}")
         return 1
