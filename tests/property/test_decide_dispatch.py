@@ -17,8 +17,7 @@ from kici.decide.dispatch import (
     reconcile,
     triage,
 )
-from kici.decide.redrive import PER_CLASS_MAX, Redrive, Waiting
-from kici.domain.ids import AgentId, ClassId, Instant, JobId
+from kici.domain.ids import AgentId, Instant, JobId
 from kici.domain.job import HELD_BY_AGENT, JOB_MOVES, STARTED, JobStatus
 
 AGENT = AgentId("agent")
@@ -87,30 +86,3 @@ def test_every_job_that_is_listed_or_held_is_decided_and_legally(listed: list[Li
                 assert end in JOB_MOVES[status]
             case _:
                 assert status is None or status is JobStatus.CANCELLING
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 200)), max_size=60, unique_by=lambda pair: pair[1]),
-    st.sets(st.integers(0, 3)),
-)
-def test_a_pass_offers_the_oldest_of_each_class_and_one_of_a_refused_one(
-    jobs: list[tuple[int, int]], refusing: set[int]
-) -> None:
-    queues = [
-        [
-            Waiting(seq=seq, job_id=JobId(str(seq)), class_id=ClassId(of))
-            for of, seq in sorted(jobs, key=lambda pair: pair[1])
-            if of == class_id
-        ]
-        for class_id in range(4)
-    ]
-    a_pass = Redrive(queues)
-    offered: list[Waiting] = []
-    for waiting in a_pass:
-        offered.append(waiting)
-        if waiting.class_id in refusing:
-            a_pass.refuse(waiting.class_id)
-    assert [waiting.seq for waiting in offered] == sorted(waiting.seq for waiting in offered)
-    for class_id, queue in enumerate(queues):
-        of_class = [waiting for waiting in offered if waiting.class_id == class_id]
-        assert of_class == queue[: 1 if class_id in refusing else PER_CLASS_MAX]

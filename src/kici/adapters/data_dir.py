@@ -26,7 +26,6 @@ DATABASE: Final = "kici.db"
 WORKER_CREDENTIAL: Final = "worker-credential"
 RELAY_PORT: Final = "relay-port"
 AGENTS: Final = "agents"
-WORK: Final = "work"
 _LINE_BYTES_MAX: Final = 4096
 
 
@@ -36,14 +35,6 @@ def default_data_dir(environment: Mapping[str, str], home: Path) -> Path:
         return Path(chosen)
     state = environment.get("XDG_STATE_HOME", "")
     return (Path(state) if state.startswith("/") else home / ".local" / "state") / "kici"
-
-
-def read_owner_token(path: Path) -> str | None:
-    """The owner's token in a data directory, for clients on the same machine; None: there is none to be read."""
-    try:
-        return _read_line(path / OWNER_TOKEN)
-    except Misconfigured:
-        return None
 
 
 class DataDir:

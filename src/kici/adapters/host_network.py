@@ -10,7 +10,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
@@ -282,14 +281,6 @@ class IpHostNetwork:
         except CommandFailed as error:
             if not any(words in error.output for words in harmless):
                 raise
-
-
-def subnet_of(gateway_cidr: str) -> tuple[IPv4Address, str]:
-    """Gateway and netmask of `10.0.0.1/24`.  Raises `ValueError`."""
-    from ipaddress import IPv4Interface
-
-    interface = IPv4Interface(gateway_cidr)
-    return interface.ip, str(interface.netmask)
 
 
 def _is_there(interface: str) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-ROUTE_BITS: Final = 32
 _VARIABLES: Final = {
     "kici-orchestrator-url": "KICI_ORCHESTRATOR_URL",
     "kici-agent-id": "KICI_AGENT_ID",

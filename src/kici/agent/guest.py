@@ -29,7 +29,6 @@ PORT: Final = "kici.boot"
 NAME_SERVERS: Final = "nameserver 8.8.8.8\nnameserver 1.1.1.1\n"
 BOOT_DATA_SECONDS: Final = 30.0
 METADATA_SECONDS: Final = 2.0
-_MS_RDONLY: Final = 1
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
 _MS_MOVE: Final = 8192

@@ -450,5 +450,6 @@ class Coordinator:
         self.metrics.agents_active.set(len(self.registry))
         self.metrics.draining.set(int(self.drain.draining))
         self.events.publish()
-        self.metrics.set_reserved(reserved(self.book, self.manager.fleet), self.machine_pools.usage())
+        fleet = self.manager.fleet
+        self.metrics.set_reserved(reserved(self.book, fleet), self.machine_pools.usage(), scalers=fleet.runtimes)
         return self.metrics.render()

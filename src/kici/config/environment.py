@@ -195,11 +195,6 @@ class CoordinatorSettings:
     notices: tuple[str, ...] = ()
     """What the reader of the environment wants to be logged."""
 
-    @property
-    def agent_url(self) -> str:
-        """Where agents connect to when their scaler does not say."""
-        return self.orchestrator_url or f"ws://127.0.0.1:{self.port}/ws"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingProblem:

@@ -8,24 +8,17 @@ proof that it cannot.
 Answers are commands for guarded writes; one that finds the job moved on meanwhile changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kici.decide.fit import AgentView, agent_accepts
 from kici.domain.ids import AgentId, Instant, JobId
-from kici.domain.job import STARTED, Demand, JobStatus
+from kici.domain.job import STARTED, JobStatus
 from kici.domain.spawn import ScaleDownReason
 
 ATTEMPTS_MAX: Final = 5
 """Offers of one job.  So many agents that never took it say more about the job than about them."""
-
-
-def choose_agent(idle: Iterable[AgentView], demand: Demand, job_id: JobId) -> AgentView | None:
-    """The fitting agent with the lowest id: the same answer whoever asks."""
-    fitting = (agent for agent in idle if agent_accepts(agent, demand, job_id) is None)
-    return min(fitting, key=lambda agent: agent.agent_id, default=None)
 
 
 class LossCause(StrEnum):
@@ -232,18 +225,6 @@ def _not_listed(job_id: JobId, status: JobStatus, agent_id: AgentId) -> Requeue 
     if status is JobStatus.DISPATCHED:
         return Requeue(job_id=job_id, reason=what)
     return End(job_id=job_id, status=_end_of(status), reason=what)
-
-
-def ack_overdue(job_id: JobId, agent_id: AgentId, *, attempts: int, attempts_max: int = ATTEMPTS_MAX) -> Requeue | End:
-    """`attempts`: offers that failed before this one."""
-    reason = f"agent {agent_id} did not acknowledge the job in time"
-    if attempts + 1 < attempts_max:
-        return Requeue(job_id=job_id, reason=reason)
-    return End(
-        job_id=job_id,
-        status=JobStatus.FAILED,
-        reason=f"{reason}; it was offered {attempts + 1} times, the limit, and no agent took it",
-    )
 
 
 def _end_of(status: JobStatus) -> JobStatus:

@@ -6,7 +6,7 @@ and an agent that was not made for this job must have exactly the resources that
 not at least: a job that asks to be limited to two cpus must not run unlimited on four.
 
 `class_fits` knows no single job and no single agent, so its answer may be remembered for each pair of agent
-shape and demand class.  `agent_accepts` adds what is true of one agent at one moment.
+shape and demand class.  The job that an agent was made for is not judged here: registration gives it to its agent.
 
 Every agent reports its container runtimes by itself, so a missing runtime label means that there is none.
 """
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from kici.domain.ids import AgentId, JobId
 from kici.domain.job import Demand
 from kici.domain.resources import Amount, Ask, ResourceRequest, Shape, parse_memory
 
@@ -41,18 +40,6 @@ class AgentShape:
     """What it was started with; None: not known, and then not judged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentView:
-    """One connected agent at one moment."""
-
-    agent_id: AgentId
-    shape: AgentShape
-    bound_job_id: JobId | None = None
-    """The job that it was made for."""
-    draining: bool = False
-    free_slots: int = 1
-
-
 class MisfitKind(StrEnum):
     LABELS_MISSING = "labels-missing"
     LABELS_EXCLUDED = "labels-excluded"
@@ -61,8 +48,6 @@ class MisfitKind(StrEnum):
     NO_CONTAINER_RUNTIME = "no-container-runtime"
     NO_CONTAINER_BUILD = "no-container-build"
     OTHER_RESOURCES = "other-resources"
-    DRAINING = "draining"
-    BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +77,6 @@ class Misfit:
                 return "the job's container is built first and the agent's host cannot build images"
             case MisfitKind.OTHER_RESOURCES:
                 return f"it was started with other resources than the job declares ({words})"
-            case MisfitKind.DRAINING:
-                return "it is draining"
-            case MisfitKind.BUSY:
-                return "it has no free slot"
             case _:
                 assert_never(self.kind)
 
@@ -103,18 +84,6 @@ class Misfit:
 def class_fits(shape: AgentShape, demand: Demand) -> Misfit | None:
     """None: an agent of this shape, not made for the job in question, can run jobs of this demand."""
     return _offers(shape, demand) or _can_run(shape, demand)
-
-
-def agent_accepts(agent: AgentView, demand: Demand, job_id: JobId) -> Misfit | None:
-    """None: this agent may be given this job now."""
-    if agent.draining:
-        return Misfit(kind=MisfitKind.DRAINING)
-    if agent.free_slots < 1:
-        return Misfit(kind=MisfitKind.BUSY)
-    misfit = _offers(agent.shape, demand)
-    if misfit is not None or agent.bound_job_id == job_id:
-        return misfit
-    return _can_run(agent.shape, demand)
 
 
 def _offers(shape: AgentShape, demand: Demand) -> Misfit | None:

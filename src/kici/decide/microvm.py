@@ -17,7 +17,6 @@ from kici.domain.resources import Amount
 TAP_PREFIX: Final = "kici-"
 _TAP: Final = re.compile(r"kici-[0-9a-f]{8}\Z")
 _VM: Final = re.compile(r"scaler-firecracker-[0-9a-f]{8}\Z")
-NFT_NAME_MAX: Final = 255
 
 
 class VmmKind(StrEnum):

@@ -4,49 +4,11 @@ Only event provisions, and only once the scale-up is known to be out: a scale-do
 the machine.
 """
 
-from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from kici.decide.prune import EVENT, BootingSpawn
-from kici.domain.ids import AgentId, InstanceId, JobId
+from kici.domain.ids import InstanceId
 from kici.domain.provision import ProvisionNews
 from kici.domain.spawn import SpawnState
-
-
-def withdrawable(spawns: Iterable[BootingSpawn]) -> list[BootingSpawn]:
-    """Spawns whose job should be asked after: one query for all of them."""
-    return [
-        spawn for spawn in spawns if spawn.backend_type == EVENT and spawn.is_settled and spawn.bound_job_id is not None
-    ]
-
-
-def withdrawals(spawns: Iterable[BootingSpawn], ended: Set[JobId]) -> list[AgentId]:
-    """Agents to withdraw, given which jobs are over.  A job that nobody knows is not over.
-
-    Act only if the same spawn is still booting: its agent may have registered since.
-    """
-    return [spawn.agent_id for spawn in withdrawable(spawns) if spawn.bound_job_id in ended]
-
-
-class Teardown(Enum):
-    """Who ends the machine of a withdrawn provision."""
-
-    OURS = auto()
-    """Send the scale-down, reason `job-complete`; the row goes once it is delivered."""
-    ADOPTERS = auto()
-    REAPERS = auto()
-    """Not known who has it: leave the row, and nothing else."""
-
-
-def teardown_of(*, adopter_known: bool, adopted_by: InstanceId | None) -> Teardown:
-    """`adopter_known` False: the store could not be asked."""
-    if not adopter_known:
-        return Teardown.REAPERS
-    return Teardown.OURS if adopted_by is None else Teardown.ADOPTERS
-
-
-# --- what its owner does about a spawn that it takes for booting
 
 
 @dataclass(frozen=True, slots=True)

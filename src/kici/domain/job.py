@@ -59,7 +59,6 @@ JOB_MOVES: Final[Moves[JobStatus]] = {
 TERMINAL: Final = _TERMINAL
 HELD_BY_AGENT: Final = frozenset({_S.DISPATCHED, _S.RUNNING, _S.RECOVERING, _S.CANCELLING})
 STARTED: Final = frozenset({_S.RUNNING, _S.RECOVERING, _S.CANCELLING})
-LIVE: Final = frozenset(set(JobStatus) - _TERMINAL)
 
 _R = RunStatus
 RUN_MOVES: Final[Moves[RunStatus]] = {

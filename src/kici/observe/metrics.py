@@ -5,7 +5,7 @@ reads the truth, every few seconds.  No series is per agent or per job: each dis
 every scrape.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -142,10 +142,13 @@ class Metrics:
         for status in seen | set(counts):
             self.queue_depth.labels(status=status).set(counts.get(status, 0))
 
-    def set_reserved(self, used: Mapping[ReservedBy, Amount], pools: Mapping[str, Amount] = NO_POOLS) -> None:
-        """Show what agents hold of the caps.  Rows seen before fall to 0; the sum stands in its own row.
+    def set_reserved(
+        self, used: Mapping[ReservedBy, Amount], pools: Mapping[str, Amount] = NO_POOLS, *, scalers: Collection[str]
+    ) -> None:
+        """Show what agents hold of the caps.  The sum stands in its own row.
 
         `pools`: what everybody on the host holds of each machine pool, in rows of their own and in no sum.
+        `scalers`: all that are configured.  Their rows fall to 0; those of others go with their last agent.
         """
         total = Amount(
             cpus=sum(amount.cpus for amount in used.values()),
@@ -153,9 +156,14 @@ class Metrics:
         )
         shared = {ReservedBy(POOL_ROW, "", pool): amount for pool, amount in pools.items()}
         rows = {**used, ReservedBy(GLOBAL_ROW, ""): total, **shared}
-        self._reserved_rows |= rows.keys()
-        for by in self._reserved_rows:
-            amount = rows.get(by, NOTHING)
+        for by in self._reserved_rows - rows.keys():
+            if by.scaler in scalers:
+                rows[by] = NOTHING
+            else:
+                self._cpus_used.remove(by.scaler, by.scaler_type, by.machine_pool)
+                self._memory_used.remove(by.scaler, by.scaler_type, by.machine_pool)
+        self._reserved_rows = set(rows)
+        for by, amount in rows.items():
             self._cpus_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.cpus)
             self._memory_used.labels(by.scaler, by.scaler_type, by.machine_pool).set(amount.memory_bytes)
 
@@ -174,13 +182,6 @@ class Metrics:
 
     def warm_reaped_one(self, scaler: str) -> None:
         self.warm_reaped.labels(scaler).inc()
-
-    def forget_scaler(self, scaler: str) -> None:
-        """A reload removed it: its rows go."""
-        for by in [by for by in self._reserved_rows if by.scaler == scaler]:
-            self._reserved_rows.remove(by)
-            self._cpus_used.remove(by.scaler, by.scaler_type, by.machine_pool)
-            self._memory_used.remove(by.scaler, by.scaler_type, by.machine_pool)
 
     def render(self) -> bytes:
         """The scrape answer, of type `CONTENT_TYPE`."""

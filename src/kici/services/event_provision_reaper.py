@@ -83,10 +83,6 @@ class EventProvisionReaper:
             await self._ticker.next()
             await self.tick()
 
-    def current_interval_ms(self) -> int | None:
-        """The pace in force; None while this coordinator does not lead."""
-        return None if self._leadership.term() is None else round(self._ticker.seconds * 1000)
-
     async def tick(self) -> int:
         """One pass.  How many scale-downs it sent."""
         if self._is_running:

@@ -29,15 +29,10 @@ from kici.services.spawn_book import SpawnBook, TrackedSpawn
 from kici.services.teardown import Teardown
 
 INTERVAL_SECONDS: Final = 5.0
-_EVENT_AGENT: Final = f"scaler-{EVENT}-"
 
 
 class Store(ProvisionStore, Protocol):
     async def spawn(self, agent_id: AgentId) -> Spawn | None: ...
-
-
-def is_event_agent(agent_id: AgentId) -> bool:
-    return agent_id.startswith(_EVENT_AGENT)
 
 
 class ProvisionWatch:

@@ -16,7 +16,6 @@ from kici.domain.spawn import Spawn
 from kici.wire.messages import Message
 
 DEMANDS_REMEMBERED_MAX: Final = 2000
-FIT_MEMO_MAX: Final = 100_000
 CLAIMING: Final = JobId("(claiming)")
 """Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 _HOST: Final = "kici:host:"

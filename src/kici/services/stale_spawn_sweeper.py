@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Never
 
-from kici.decide.prune import BootingSpawn, stale_spawns
+from kici.decide.prune import stale_spawns
 from kici.domain.ids import Instant
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -38,23 +38,16 @@ class StaleSpawnSweeper:
         """End what is stale.  How many."""
         booting = {tracked.agent_id: tracked for tracked in self._spawns if tracked.is_booting}
         stale = stale_spawns(
-            [self._view(tracked) for tracked in booting.values()],
+            {agent_id: _started_at(tracked) for agent_id, tracked in booting.items()},
             now=Instant(round(self._clock.monotonic() * 1000)),
             spawn_timeout_ms=self._spawn_timeout_ms(),
         )
-        for prune in stale:
-            emit(Event.SPAWN_PRUNED, level=logging.WARNING, agent_id=prune.agent_id, age_ms=prune.age_ms)
-            self._manager.never_came(booting[prune.agent_id], f"its agent did not register within {prune.age_ms} ms")
+        for agent_id, age_ms in stale.items():
+            emit(Event.SPAWN_PRUNED, level=logging.WARNING, agent_id=agent_id, age_ms=age_ms)
+            self._manager.never_came(booting[agent_id], f"its agent did not register within {age_ms} ms")
         return len(stale)
 
-    def _view(self, tracked: TrackedSpawn) -> BootingSpawn:
-        """Ages are measured on the monotonic clock, so that a jump of the wall clock prunes nobody."""
-        started_at = None if tracked.started_at is None else Instant(round(tracked.started_at * 1000))
-        return BootingSpawn(
-            agent_id=tracked.agent_id,
-            scaler=tracked.spawn.scaler,
-            backend_type=tracked.spawn.backend_type,
-            started_at=started_at,
-            is_settled=tracked.is_settled,
-            bound_job_id=tracked.spawn.bound_job_id,
-        )
+
+def _started_at(tracked: TrackedSpawn) -> Instant | None:
+    """On the monotonic clock, so that a jump of the wall clock prunes nobody."""
+    return None if tracked.started_at is None else Instant(round(tracked.started_at * 1000))

@@ -11,7 +11,6 @@ import msgspec
 PROTOCOL_VERSION: Final = 1
 PROTOCOL_VERSION_MIN: Final = 1
 FRAME_BYTES_MAX: Final = 4 * 1024 * 1024
-LOG_DATA_BYTES_MAX: Final = 256 * 1024
 
 StreamNumber = Literal[1, 2]
 STDOUT: Final = 1

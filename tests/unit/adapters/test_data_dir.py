@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kici.adapters.data_dir import DataDir, default_data_dir, read_owner_token
+from kici.adapters.data_dir import DataDir, default_data_dir
 from kici.domain.errors import Conflict, Misconfigured
 from kici.testing.seeded_entropy import SeededEntropy
 
@@ -65,13 +65,11 @@ def test_identity_and_key_are_made_once(tmp_path: Path) -> None:
     second.close()
 
 
-def test_the_owner_token_is_found_by_clients_without_opening_the_directory(tmp_path: Path) -> None:
-    assert read_owner_token(tmp_path) is None
-    assert read_owner_token(tmp_path / "absent") is None
+def test_the_owner_token_is_one_line_in_a_file_of_its_own(tmp_path: Path) -> None:
     data = DataDir.open(tmp_path)
     assert data.owner_token() is None
     data.write_owner_token("kici_abc")
-    assert data.owner_token() == read_owner_token(tmp_path) == "kici_abc"
+    assert data.owner_token() == "kici_abc"
     assert (tmp_path / "owner-token").read_text() == "kici_abc\n"
     data.close()
 

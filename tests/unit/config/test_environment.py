@@ -49,7 +49,7 @@ def test_nothing_given_means_the_embedded_coordinator_of_this_machine() -> None:
     assert (bare.host, bare.port, bare.database_url) == ("127.0.0.1", 4000, None)
     assert bare.data_dir == Path("/home/ci/.local/state/kici")
     assert bare.agent_auth is AgentAuth.TOKEN
-    assert bare.agent_url == "ws://127.0.0.1:4000/ws"
+    assert bare.orchestrator_url is None
     assert (bare.queue_max_depth, bare.queue_timeout_ms, bare.unroutable_grace_ms) == (100_000, 3_600_000, 120_000)
     assert (bare.agent_token_ttl_ms, bare.dispatch_ack_timeout_ms) == (3_600_000, 10_000)
     assert bare.scaler_config_path is None
@@ -205,7 +205,7 @@ def test_secrets_are_shown_neither_in_problems_nor_in_a_repr() -> None:
 @pytest.mark.parametrize("url", ["http://x/ws", "ws:///ws", "x:4000"])
 def test_agents_are_given_a_websocket_url(url: str) -> None:
     assert "KICI_ORCHESTRATOR_URL: found" in refusal(KICI_ORCHESTRATOR_URL=url)
-    assert settings(KICI_ORCHESTRATOR_URL="wss://ci.example/ws").agent_url == "wss://ci.example/ws"
+    assert settings(KICI_ORCHESTRATOR_URL="wss://ci.example/ws").orchestrator_url == "wss://ci.example/ws"
 
 
 def test_paths_know_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

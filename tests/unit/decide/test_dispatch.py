@@ -16,14 +16,11 @@ from kici.decide.dispatch import (
     ReturnCommand,
     Start,
     Teardown,
-    ack_overdue,
-    choose_agent,
     reconcile,
     triage,
 )
-from kici.decide.fit import AgentShape, AgentView
 from kici.domain.ids import AgentId, Instant, JobId
-from kici.domain.job import Demand, JobStatus
+from kici.domain.job import JobStatus
 from kici.domain.spawn import ScaleDownReason
 
 NOW = Instant(1_000_000)
@@ -51,18 +48,6 @@ def returned(phase: Phase | None, status: JobStatus | None) -> list[ReturnComman
     listed = [] if phase is None else [ListedJob(job_id=JOB, phase=phase)]
     held = [] if status is None else [HeldJob(job_id=JOB, status=status)]
     return reconcile(AGENT, listed=listed, held=held)
-
-
-def view(agent: str, *labels: str) -> AgentView:
-    return AgentView(agent_id=AgentId(agent), shape=AgentShape(labels=frozenset(labels)))
-
-
-def test_the_fitting_agent_with_the_lowest_id_is_chosen() -> None:
-    idle = [view("c", "linux"), view("b", "linux"), view("a", "windows")]
-    chosen = choose_agent(idle, Demand(labels=frozenset({"linux"})), JOB)
-    assert chosen is not None
-    assert chosen.agent_id == "b"
-    assert choose_agent(idle, Demand(labels=frozenset({"macos"})), JOB) is None
 
 
 @pytest.mark.spec("T1.14")
@@ -182,13 +167,3 @@ def test_a_started_job_that_the_agent_comes_back_without_is_over(status: JobStat
 def test_an_offer_that_the_agent_comes_back_without_returns_to_the_queue() -> None:
     reason = f"agent {AGENT} came back without the job"
     assert returned(None, _S.DISPATCHED) == [Requeue(job_id=JOB, reason=reason)]
-
-
-@pytest.mark.spec("T1.5")
-def test_the_fifth_offer_that_nobody_acknowledges_is_the_last() -> None:
-    results = [ack_overdue(JOB, AGENT, attempts=attempts) for attempts in range(5)]
-    assert [type(result) for result in results] == [Requeue] * 4 + [End]
-    last = results[-1]
-    assert isinstance(last, End)
-    assert last.status is _S.FAILED
-    assert "offered 5 times" in last.reason

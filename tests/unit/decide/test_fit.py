@@ -6,17 +6,13 @@ from kici.decide.fit import (
     JOB_IMAGE_LABEL,
     PODMAN_LABEL,
     AgentShape,
-    AgentView,
     Misfit,
     MisfitKind,
-    agent_accepts,
     class_fits,
 )
-from kici.domain.ids import AgentId, JobId
 from kici.domain.job import Demand
 from kici.domain.resources import Amount, Ask, ResourceRequest, Shape
 
-JOB, OTHER = JobId("job"), JobId("other")
 GIB = 1 << 30
 
 
@@ -33,10 +29,6 @@ def shape(  # a builder
         prespawned=warm_with is not None,
         resources=warm_with,
     )
-
-
-def agent(of: AgentShape, *, bound: JobId | None = None, draining: bool = False, free_slots: int = 1) -> AgentView:
-    return AgentView(agent_id=AgentId("a"), shape=of, bound_job_id=bound, draining=draining, free_slots=free_slots)
 
 
 def ask(
@@ -72,29 +64,11 @@ def test_an_agent_must_have_every_label_and_none_that_is_excluded() -> None:
 
 
 @pytest.mark.spec("T1.3")
-def test_a_gated_agent_takes_only_jobs_that_name_its_gate_even_its_own() -> None:
+def test_a_gated_agent_takes_only_jobs_that_name_its_gate() -> None:
     gated = shape("gpu", gate=("gpu",))
     assert kind(class_fits(gated, ask("linux"))) is MisfitKind.GATE_CLOSED
     assert kind(class_fits(gated, ask())) is MisfitKind.GATE_CLOSED
     assert class_fits(gated, ask("gpu")) is None
-    assert kind(agent_accepts(agent(gated, bound=JOB), ask("linux"), JOB)) is MisfitKind.GATE_CLOSED
-
-
-@pytest.mark.spec("T2.11")
-def test_a_draining_agent_takes_nothing_not_even_its_own_job() -> None:
-    assert kind(agent_accepts(agent(shape(), draining=True, bound=JOB), ask(), JOB)) is MisfitKind.DRAINING
-
-
-def test_an_agent_without_a_free_slot_takes_nothing() -> None:
-    assert kind(agent_accepts(agent(shape(), free_slots=0), ask(), JOB)) is MisfitKind.BUSY
-
-
-@pytest.mark.spec("scaler 18.13")
-def test_the_job_that_an_agent_was_made_for_is_not_judged_further() -> None:
-    inside = shape(job_image=True, warm_with=Shape())
-    demand = ask("linux", image="python:3.12", resources=limited(cpus=2))
-    assert agent_accepts(agent(inside, bound=JOB), demand, JOB) is None
-    assert kind(agent_accepts(agent(inside, bound=OTHER), demand, JOB)) is MisfitKind.OTHER_JOBS_IMAGE
 
 
 @pytest.mark.spec("scaler 18.13")

@@ -55,18 +55,21 @@ def test_two_programs_in_one_process_do_not_share_their_numbers() -> None:
 def test_used_resources_return_to_zero_after_all_agents_are_gone() -> None:
     metrics = Metrics()
     big = ReservedBy("gpu", "bare-metal", "rack")
-    metrics.set_reserved({big: Amount(cpus=4, memory_bytes=100), ReservedBy("local", "bare-metal"): Amount(cpus=0.5)})
+    small = ReservedBy("local", "bare-metal")
+    metrics.set_reserved({big: Amount(cpus=4, memory_bytes=100), small: Amount(cpus=0.5)}, scalers=())
     assert used(metrics, "gpu", pool="rack") == (4, 100)
     assert used(metrics, GLOBAL_ROW, "") == (4.5, 100)
-    metrics.set_reserved({})
+    metrics.set_reserved({}, scalers=("gpu", "local"))
     assert used(metrics, "gpu", pool="rack") == used(metrics, "local") == used(metrics, GLOBAL_ROW, "") == (0, 0)
 
 
-def test_a_scaler_that_is_gone_leaves_no_rows() -> None:
+def test_a_scaler_that_is_gone_leaves_no_rows_once_its_last_agent_is_gone() -> None:
     metrics = Metrics()
-    metrics.set_reserved({ReservedBy("local", "bare-metal"): Amount(cpus=1)})
-    metrics.forget_scaler("local")
-    metrics.set_reserved({})
+    holding = {ReservedBy("local", "bare-metal"): Amount(cpus=1)}
+    metrics.set_reserved(holding, scalers=("local",))
+    metrics.set_reserved(holding, scalers=())
+    assert used(metrics, "local") == (1, 0)
+    metrics.set_reserved({}, scalers=())
     assert b'"local"' not in metrics.render()
 
 

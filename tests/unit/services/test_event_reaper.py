@@ -90,10 +90,10 @@ async def test_an_agent_that_blinks_is_never_touched(bench: CloudBench) -> None:
 async def test_a_changed_pace_is_taken_over(bench: CloudBench) -> None:
     node = await leads(bench)
     reaper = node.coordinator.events.reaper
-    assert reaper.current_interval_ms() == 60_000
+    assert reaper._ticker.seconds == 60
     await node.coordinator.settings.patch(None, {SCALER_REAP_INTERVAL_MS.name: 10_000})
     await bench.passes(75)
-    assert reaper.current_interval_ms() == 10_000
+    assert reaper._ticker.seconds == 10
 
 
 @pytest.mark.spec("scaler 26.9.8", "scaler 26.9.12")
@@ -107,7 +107,6 @@ async def test_one_that_leads_no_longer_sends_nothing(bench: CloudBench) -> None
     await node.coordinator.elector.resign()
     node.coordinator.elector._ttl_seconds = 0.0
     await bench.passes(10)
-    assert reaper.current_interval_ms() is None
     assert not reaper._absent_since
     assert await reaper.tick() == 0
     assert up["agentId"] in bench.cloud.machines

@@ -89,10 +89,6 @@ class MicroVmBackend:
     def settings(self) -> MicroVmSettings:
         return self._settings
 
-    @property
-    def vmm_kind(self) -> str:
-        return self._tools.vmm.kind
-
     def configure(self, settings: MicroVmSettings) -> None:
         """Serve a changed entry from now on; running machines are not touched.  Folders cannot change."""
         assert settings.scaler == self._settings.scaler, "a scaler keeps its name"
