@@ -79,10 +79,12 @@ class Shutdown:
             await self._end_computes()
             await self._machine_pools.leave(frozenset(tracked.agent_id for tracked in self._spawns))
         await self._registered()
-        with sits_out_outages("shutdown"):
+        try:
             await self._store.delete_sessions_of(self._instance_id)
             await self._elector.resign()
             await self._heartbeat.leave()
+        except StoreDown as error:
+            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
 
     async def _return_jobs(self) -> None:
         """Jobs of agents that end with us: those started fail with the reason, the others keep their place.
