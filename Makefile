@@ -70,14 +70,14 @@ types-twice: $(VENV)/.dev
 
 .PHONY: check-tests
 check-tests: $(VENV)/.dev
-	$(PYTEST) -q -n 2 --dist worksteal -m "not engine" $(CHECKED_TESTS)
+	$(PYTEST) -q -n 2 --dist loadgroup -m "not engine" $(CHECKED_TESTS)
 
 .PHONY: check
 check: lint types check-tests ## lint, types, tidy, unit, property, in-process contracts, simulation: before every push
 
 .PHONY: test
 test: $(VENV)/.dev ## the whole suite on the engines of this machine (REQUIRE_ENGINES=postgres: fail without it)
-	$(PYTEST) -n 2 --dist worksteal $(ARGS) tests
+	$(PYTEST) -n 2 --dist loadgroup $(ARGS) tests
 
 .PHONY: sim
 sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=500 tries that many

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -85,8 +86,9 @@ def _kernel(cache_dir: Path) -> Path:
         (modules,) = (scratch / "tree/lib/modules").iterdir()
         files = _ram_disk_files(modules / "kernel", scratch)
         (fresh / "vmlinux.initrd").write_bytes(cpio(files))
-        shutil.rmtree(made, ignore_errors=True)
-        fresh.rename(made)
+        with suppress(OSError):  # somebody else was quicker
+            fresh.rename(made)
+    assert (made / "vmlinux.initrd").exists(), f"{made} is not whole; remove it"
     return made
 
 

@@ -12,6 +12,7 @@ from kici.adapters.processes import LinuxProcesses
 from kici.adapters.qemu_vmm import QemuTools, QemuVmm, this_qemu_host
 from kici.backends.firecracker.settings import MicroVmSet
 from kici.decide.isolate import Policy
+from kici.decide.microvm import Bridge
 from kici.testing.contracts.backend import Kind
 
 
@@ -31,8 +32,8 @@ def linux_set(kind: Kind) -> MicroVmSet:
 
 
 class QemuBench(RealMicroVmBench):
-    def __init__(self, folder: Path, network: Namespace) -> None:
-        super().__init__(folder, network, bridge=BRIDGE)
+    def __init__(self, folder: Path, network: Namespace, *, bridge: Bridge = BRIDGE) -> None:
+        super().__init__(folder, network, bridge=bridge)
         self.settings = replace(self.settings, sets=tuple(linux_set(kind) for kind in Kind), stop_seconds=1.0)
 
     def make_vmm(self) -> QemuVmm:

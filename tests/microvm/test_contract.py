@@ -21,6 +21,7 @@ async def test_microvms_on_a_host_in_memory(case: Case) -> None:
 
 
 @pytest.mark.engine("firecracker")
+@pytest.mark.xdist_group("microvms")
 @pytest.mark.spec("scaler 7.2")
 @cases
 async def test_microvms_by_real_firecracker(case: Case) -> None:
@@ -36,6 +37,7 @@ outside = pytest.mark.parametrize(
 
 
 @pytest.mark.engine("qemu")
+@pytest.mark.xdist_group("microvms")
 @pytest.mark.timeout(120)
 @outside
 async def test_microvms_by_qemu(case: Case) -> None:

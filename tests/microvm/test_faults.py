@@ -10,7 +10,7 @@ import pytest
 from tests.microvm.faults import FAULTS, VM, Fault, plain, play
 from tests.microvm.real_bench import RealMicroVmBench, vm_host
 
-pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.xdist_group("microvms"), pytest.mark.timeout(120)]
 PAGE = Path(__file__).parents[2] / "docs/microvms.md"
 BEGIN, END = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
 told: dict[str, str] = {}

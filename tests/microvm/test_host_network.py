@@ -136,6 +136,17 @@ async def test_an_interface_is_made_down_isolated_and_owned(host: Namespace) -> 
     assert not await network.remove_tap(ONE.tap)
 
 
+async def test_an_interface_on_another_bridge_stays(host: Namespace) -> None:
+    network = await made()
+    other = replace(BRIDGE, name="kici-br1", cidr=IPv4Network("10.201.0.0/24"), gateway=IPv4Address("10.201.0.1"))
+    second = await made(other)
+    await network.make_tap(ONE, owner=65_100)
+    assert not await second.remove_tap(ONE.tap)
+    assert await network.taps() == [ONE.tap]
+    host.run("ip", "link", "set", ONE.tap, "nomaster")
+    assert await second.remove_tap(ONE.tap), "one on no bridge was about to be put on ours"
+
+
 @pytest.mark.spec("scaler 31.7.5")
 @pytest.mark.spec("scaler 31.7.7")
 async def test_rules_are_put_once_and_taken_without_touching_a_similar_address(host: Namespace) -> None:

@@ -14,7 +14,7 @@ from tests.microvm.real_bench import RealMicroVmBench, vm_host
 from kici.domain.ids import AgentId
 from kici.testing.contracts.backend import an_id
 
-pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.xdist_group("microvms"), pytest.mark.timeout(120)]
 STEPS = ("record", "address", "files", "interface", "rules", "link", "vmm", "guest")
 ROOT = Path(__file__).parents[2]
 

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 from tests.microvm.lab import until
+from tests.microvm.linux_guest import linux_guest
 from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra
+from tests.microvm.qemu_bench import QemuBench
 from tests.microvm.real_bench import BRIDGE, RealMicroVmBench, vm_host
 
 from kici.domain.ids import ScalerName
 from kici.domain.spawn import ScaleDownReason
 from kici.testing.contracts.backend import Kind, an_id
 
-pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(180)]
+firecracker = pytest.mark.engine("firecracker")
 OTHER = replace(BRIDGE, name="kici-br1", cidr=IPv4Network("10.201.0.0/24"), gateway=IPv4Address("10.201.0.1"))
 
 
@@ -22,6 +25,7 @@ def place(folder: Path, name: str) -> Path:
     return folder / name
 
 
+@firecracker
 async def test_two_coordinators_on_one_host_do_not_interfere() -> None:
     """Bridges of their own; even the folder of the machines may be the same."""
     with vm_host() as (folder, network):
@@ -49,6 +53,7 @@ async def test_two_coordinators_on_one_host_do_not_interfere() -> None:
         assert not {kind: found for kind, found in first.leftovers().items() if found}
 
 
+@firecracker
 async def test_two_scalers_that_share_a_folder_list_one_machine_and_keep_each_others() -> None:
     with vm_host() as (folder, network):
         first = RealMicroVmBench(folder, network)
@@ -70,6 +75,7 @@ async def test_two_scalers_that_share_a_folder_list_one_machine_and_keep_each_ot
             await first.close()
 
 
+@firecracker
 def test_a_guest_can_be_nobody_but_itself_and_reaches_no_neighbour() -> None:
     with orchestra(firecracker_entry()) as one:
         holder = one.coordinator.run("run", "-d", "-l", "tiny", "--", "hold").stdout.strip()
@@ -81,3 +87,25 @@ def test_a_guest_can_be_nobody_but_itself_and_reaches_no_neighbour() -> None:
         assert forged.returncode == 0, forged.stderr
         assert forged.stdout == "timeout\n", "what carries another's address is dropped"
         one.coordinator.run("cancel", holder, "--force")
+
+
+@pytest.mark.engine("qemu")
+async def test_a_machine_of_another_coordinator_with_the_same_id_is_left_alone() -> None:
+    linux_guest()  # made while there is still a way out
+    with vm_host() as (folder, network):
+        first = QemuBench(place(folder, "a"), network)
+        second = QemuBench(place(folder, "b"), network, bridge=OTHER)
+        await first.start()
+        await second.start()
+        try:
+            await first.backend.spawn(first.order(an_id(1), Kind.LIVES), first.heard.on_event)
+            before = first.vmm_pids()
+            # What a coordinator leaves that is killed before its QEMU has written down its number.
+            (second.settings.base / "qemu" / an_id(1) / "root").mkdir(parents=True)
+            (second.settings.base / "qemu" / an_id(1) / "console.log").touch()
+            assert await second.backend.reap_unowned(an_id(1))
+            assert first.vmm_pids() == before
+            assert second.leftovers()["folders"] == set()
+        finally:
+            await second.close()
+            await first.close()

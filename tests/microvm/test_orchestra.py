@@ -6,7 +6,7 @@ import pytest
 from tests.microvm.lab import INTERNET, LAN, METADATA, around, until
 from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra, qemu_entry
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.engine("firecracker")

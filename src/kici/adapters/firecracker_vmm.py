@@ -231,7 +231,9 @@ class FirecrackerVmm:
         jailer = Path(self._jail.jailer).name[:15]
 
         def matches(name: str, words: list[str]) -> bool:
-            return name in (NAME, jailer) and ("--id", place.vm_id) in pairwise(words)
+            pairs = set(pairwise(words))
+            is_ours = name == NAME or ("--chroot-base-dir", self._jail.base) in pairs
+            return name in (NAME, jailer) and ("--id", place.vm_id) in pairs and is_ours
 
         for pid in vm_processes.find(matches):
             if vm_processes.name_of(pid) == jailer:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kici.adapters.host_commands import CommandFailed, HostCommands
+from kici.adapters.links import index_of, master_of
 from kici.adapters.nft import Nft
 from kici.decide.isolate import FORWARD_MAP, INPUT_MAP, Needs, Policy, agent_of_chain, name_of
 from kici.decide.microvm import TAP_PREFIX, Bridge, Guest, tap_of
@@ -223,7 +224,7 @@ class IpHostNetwork:
                     await self._apply(f"{line}\n")
 
     async def remove_tap(self, name: str) -> bool:
-        if not _is_there(name):
+        if not self._may_be_ours(name):
             return False
         try:
             await self._run("ip", "link", "del", name)
@@ -242,6 +243,14 @@ class IpHostNetwork:
     async def admitted(self) -> dict[str, str]:
         elements = await self._packets.elements(self._bridge.fence.table, FORWARD_MAP)
         return {address: agent_of_chain(chain) for address, chain in elements.items()}
+
+    def _may_be_ours(self, interface: str) -> bool:
+        """Whether it is there, and on no bridge but ours: other coordinators of this host name theirs the same way."""
+        try:
+            master = master_of(interface)
+            return index_of(interface) is not None and master in (None, index_of(self._bridge.name))
+        except OSError as error:
+            raise Retryable(f"cannot look at interface {interface}: {error.strerror or error}") from error
 
     async def _owners(self, guest: Guest) -> frozenset[str]:
         """Whose rules a guest's address has, as in names of chains."""
@@ -283,12 +292,6 @@ class IpHostNetwork:
                 raise
 
 
-def _is_there(interface: str) -> bool:
-    try:
-        socket.if_nametoindex(interface)
-    except OSError:
-        return False
-    return True
 
 
 def _set_up(interface: str) -> None:

@@ -257,7 +257,7 @@ class QemuVmm:
         """Without a PID file: a process that its command line says is this machine's."""
 
         def matches(found: str, words: list[str]) -> bool:
-            return found == name and names_vm(words, place.vm_id)
+            return found == name and _is_of(place, words)
 
         if not place.console.exists():  # what it prints goes there from the start
             return GONE
@@ -268,12 +268,16 @@ class QemuVmm:
 
 def _faults(pid: int, place: VmPlace) -> tuple[str, ...]:
     found = []
-    if not names_vm(vm_processes.words_of(pid), place.vm_id):
-        found.append(f"the command line of process {pid} does not name {place.vm_id}")
+    if not _is_of(place, vm_processes.words_of(pid)):
+        found.append(f"the command line of process {pid} does not name {place.vm_id} in {place.folder}")
     holder = lock_holder(place.root / PID_FILE)
     if holder not in (pid, None):
         found.append(f"the PID file is held by process {holder}")
     return tuple(found)
+
+
+def _is_of(place: VmPlace, words: list[str]) -> bool:
+    return names_vm(words, place.vm_id, kernel=str(place.root / KERNEL))
 
 
 def lock_holder(path: Path) -> int | None:

@@ -109,9 +109,12 @@ def qemu_argv(  # noqa: PLR0913  # a machine has these parts
     )
 
 
-def names_vm(argv: Sequence[str], vm_id: str) -> bool:
-    """Whether a command line is one of ours for this machine."""
-    return any(pair == ("-name", vm_id) for pair in pairwise(argv))
+def names_vm(argv: Sequence[str], vm_id: str, *, kernel: str) -> bool:
+    """Whether a command line is one of ours for this machine.
+
+    Other coordinators of the host draw ids of their own, so the folder has to be the machine's too: its `kernel`.
+    """
+    return {("-name", vm_id), ("-kernel", kernel)} <= set(pairwise(argv))
 
 
 def _drive(name: str, path: str, options: str) -> tuple[str, ...]:

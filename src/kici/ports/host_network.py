@@ -58,7 +58,7 @@ class HostNetwork(Protocol):
         ...
 
     async def remove_tap(self, name: str) -> bool:
-        """Whether there was one."""
+        """Whether there was one.  One of that name on another bridge is somebody else's, and stays."""
         ...
 
     async def taps(self) -> Sequence[str]:

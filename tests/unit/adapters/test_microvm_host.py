@@ -15,12 +15,15 @@ from kici.adapters.block_drives import HostDrives
 from kici.adapters.block_templates import OverlayTemplates, is_template
 from kici.adapters.host_commands import CommandFailed, HostCommands
 from kici.adapters.ipam import AddressPool, MemoryAddresses, StoredAddresses
-from kici.adapters.qemu_vmm import lock_holder
+from kici.adapters.processes import LinuxProcesses
+from kici.adapters.qemu_vmm import QemuTools, QemuVmm, lock_holder
 from kici.decide.microvm import Bridge
 from kici.decide.microvm_probe import GONE, Liveness, Probe
+from kici.decide.microvm_qemu import QemuHost
 from kici.domain.errors import Conflict, DeterministicRefusal, NoCapacity, Retryable
 from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.ports.addresses import AddressRow
+from kici.ports.vmm import VmPlace
 
 MIB = 1024 * 1024
 SCALER = ScalerName("vms")
@@ -344,3 +347,26 @@ def test_the_holder_of_a_lock_is_known(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         assert lock_holder(path) == holder.pid
         holder.communicate()
+
+
+def test_a_machine_of_the_same_id_in_another_folder_is_somebody_elses(tmp_path: Path) -> None:
+    """Coordinators that share a machine draw ids without asking each other."""
+    ours, theirs = (VmPlace(vm(1), tmp_path / name / vm(1)) for name in ("ours", "theirs"))
+    for place in (ours, theirs):
+        place.root.mkdir(parents=True)
+        place.console.touch()
+    program = tmp_path / "qemu-system-x86_64"
+    program.symlink_to("/bin/sh")
+    host = QemuHost(arch="x64", has_kvm=False)
+    tools = QemuTools(processes=LinuxProcesses(), commands=HostCommands(), boot="b", accel="tcg", host=host)
+    words = ("-c", "echo up; read word", "-name", vm(1), "-S", "-kernel", str(theirs.root / "kernel"))
+    with subprocess.Popen((program, *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"up\n"
+        vmm = QemuVmm(tools)
+        assert vmm.probe(ours) == GONE
+        found = vmm.probe(theirs)
+        assert (found.pid, found.is_confirmed) == (other.pid, True), found
+        (ours.root / "qemu.pid").write_text(str(other.pid))
+        assert not vmm.probe(ours).is_confirmed, "whatever a PID file says"
+        other.communicate()

@@ -192,9 +192,11 @@ def test_qemu_uses_the_kernel_where_it_works_and_emulates_elsewhere() -> None:
 
 
 def test_a_qemu_is_known_by_the_machine_that_it_names() -> None:
-    assert names_vm(["qemu-system-x86_64", "-name", VM, "-S"], VM)
-    assert not names_vm(["qemu-system-x86_64", "-name", f"{VM}0", "-S"], VM)
-    assert not names_vm(["bash", VM], VM)
+    ours = ["qemu-system-x86_64", "-name", VM, "-S", "-kernel", "/srv/kernel"]
+    assert names_vm(ours, VM, kernel="/srv/kernel")
+    assert not names_vm(ours, VM, kernel="/other/kernel")
+    assert not names_vm(["qemu-system-x86_64", "-name", f"{VM}0", "-kernel", "/srv/kernel"], VM, kernel="/srv/kernel")
+    assert not names_vm(["bash", VM], VM, kernel="/srv/kernel")
 
 
 def test_a_guest_is_admitted_and_dismissed_by_name() -> None:
