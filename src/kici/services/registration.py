@@ -245,11 +245,16 @@ class Registration:
             await self._dispatcher.drain(agent)
 
     def _is_ending(self, spawn: Spawn | None) -> bool:
-        """Whether the compute of an agent that just registered is being torn down, or is no more."""
+        """Whether the compute of an agent that just registered is being torn down, or is no more, as far as we made it.
+
+        One that another coordinator made is unknown here: what became of it stood in the row that was registered.
+        """
         if spawn is None:
             return False
         now = self._computes.record_of(spawn.agent_id)
-        return now is None or now.state is SpawnState.ENDING
+        if now is None:
+            return spawn.owner_instance_id == self._instance_id
+        return now.state is SpawnState.ENDING
 
     def _judge(
         self, connection: AgentConnection, message: AgentRegister, spawn: Spawn | None, held: list[Job]

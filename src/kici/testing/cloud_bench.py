@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Never, Protocol
@@ -32,6 +32,7 @@ from kici.domain.spawn import Spawn
 from kici.domain.workflow import Registration
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
+from kici.ports.backend import SpawnOrder
 from kici.ports.event_store import EventFilter
 from kici.ports.peers import Topic
 from kici.ports.store import Store
@@ -40,6 +41,7 @@ from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.builders import an_instance
 from kici.testing.coordinator_bench import HOST, KEY, SOMEBODY, a_request
+from kici.testing.fake_backend import FakeBackend, FakeMachines
 from kici.testing.faulty_store import StoreFaults, faulty
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim_clock import SimClock
@@ -150,6 +152,9 @@ class Node:
         self.traps = Traps()
         self.hints = Hints(bench.hints)
         self.faults = StoreFaults(entropy=bench.entropy.fork(f"faults of {name}"))
+        self.orders: list[SpawnOrder] = []
+        """Every machine that was made on its own host."""
+        self.machines = FakeMachines(on_made=self.orders.append)
         self._stack = AsyncExitStack()
         self._runs = 0
         self.is_up = False
@@ -284,15 +289,22 @@ class CloudBench:
     async def booted(self, number: int = 0, *, at: int = 0) -> CloudAgent:
         """The agent of a machine, with its token."""
         up = await self.machine(number)
+        redeemed = await self.nodes[at].coordinator.claims.redeem(up["claimCode"], caller="test")
+        return self._agent(redeemed.agent_id, redeemed.labels, redeemed.agent_token, at=at)
+
+    async def made_by(self, of: int, number: int = 0) -> CloudAgent:
+        """The agent of a machine of a coordinator's own host, registered there."""
+        node = self.nodes[of]
+        await self.until(lambda: len(node.orders) > number)
+        order = node.orders[number]
+        agent = self._agent(order.agent_id, order.labels, order.token, at=of)
+        await agent.registers()
+        return agent
+
+    def _agent(self, agent_id: AgentId, labels: Sequence[str], token: str | None, *, at: int) -> CloudAgent:
         node = self.nodes[at]
-        redeemed = await node.coordinator.claims.redeem(up["claimCode"], caller="test")
-        agent = CloudAgent(
-            redeemed.agent_id,
-            labels=redeemed.labels,
-            token=redeemed.agent_token,
-            entropy=self.entropy.fork(f"wire/{redeemed.agent_id}"),
-            accept=node.accept,
-        )
+        wire = self.entropy.fork(f"wire/{agent_id}")
+        agent = CloudAgent(agent_id, labels=labels, token=token, entropy=wire, accept=node.accept)
         agent.node = node
         self.agents.append(agent)
         return agent
@@ -339,7 +351,7 @@ class CloudBench:
 
 
 class _Builder:
-    """Event backends for entries of the configuration."""
+    """Backends for entries of the configuration: for events, and pretended ones for everything else."""
 
     def __init__(self, node: Node, entropy: SeededEntropy) -> None:
         self._node = node
@@ -352,7 +364,21 @@ class _Builder:
             caps=host_caps(config),
         )
 
+    def _local(self, entry: ScalerEntry) -> ScalerRuntime:
+        node = self._node
+        backend = FakeBackend(
+            scaler=entry.name,
+            machines=node.machines,
+            clock=node.bench.clock,
+            on_exit=lambda agent_id, how: node.coordinator.sessions.compute_ended(agent_id, how),
+            sets=tuple(chosen.labels for chosen in entry.label_sets),
+            max_agents=entry.max_agents,
+        )
+        return ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url=node.url)
+
     def build(self, entry: ScalerEntry) -> ScalerRuntime:
+        if entry.type is not BackendType.EVENT:
+            return self._local(entry)
         from kici.apps.provisioning import Provisioning
 
         find = Provisioning(
