@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,18 @@ async def spawn(bench: FakeMicroVmBench, number: int = 1, kind: Kind = Kind.LIVE
 
 
 @virtual
-async def test_steps_run_in_order_and_are_taken_back_in_reverse() -> None:
+async def test_steps_wait_for_what_they_need_and_are_taken_back_in_reverse() -> None:
     told: list[tuple[str, str]] = []
     bench = FakeMicroVmBench()
     bench.on_step = lambda _, step, phase: told.append((step, phase))
     await bench.start()
     await spawn(bench)
-    assert [step for step, phase in told if phase == "done"] == list(STEPS)
+    assert {step for step, phase in told if phase == "done"} == set(STEPS)
+    order = ["record", "address", "interface", "rules", "link", "guest"]
+    assert [step for step, phase in told if phase == "do" and step in order] == order
+    for earlier, later in (*pairwise(order), ("record", "files"), ("files", "vmm"), ("vmm", "guest")):
+        assert told.index((earlier, "done")) < told.index((later, "do"))
+    assert told.index(("vmm", "do")) < told.index(("link", "done")), "the VMM starts while the network is made"
     told.clear()
     await bench.backend.destroy(VM, ScaleDownReason.IDLE)
     assert [step for step, phase in told if phase == "undone"] == list(reversed(STEPS))

@@ -81,6 +81,10 @@ class FirecrackerVmm:
         return self._jail.uid, self._jail.gid
 
     @property
+    def opens_interface_at_launch(self) -> bool:
+        return False
+
+    @property
     def files(self) -> Mapping[str, str]:
         return {"kernel": KERNEL, "initrd": INITRD, "rootfs": ROOTFS, "overlay": OVERLAY, "log": VMM_LOG}
 

@@ -104,6 +104,10 @@ class QemuVmm:
         return self._tools.run_as
 
     @property
+    def opens_interface_at_launch(self) -> bool:
+        return True
+
+    @property
     def files(self) -> Mapping[str, str]:
         return {"kernel": KERNEL, "initrd": INITRD, "rootfs": ROOTFS, "overlay": OVERLAY}
 

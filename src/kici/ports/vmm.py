@@ -86,6 +86,11 @@ class Vmm(Protocol):
         ...
 
     @property
+    def opens_interface_at_launch(self) -> bool:
+        """The guest's interface has to be there before the program starts, not only before the guest does."""
+        ...
+
+    @property
     def files(self) -> Mapping[str, str]:
         """File names below a machine's root: `kernel`, `initrd`, `rootfs`, `overlay`, `log`."""
         ...

@@ -132,13 +132,16 @@ class FakeVmm:
         return (10_000, 10_000)
 
     @property
+    def opens_interface_at_launch(self) -> bool:
+        return False
+
+    @property
     def files(self) -> Mapping[str, str]:
         return {"kernel": "kernel", "initrd": "initrd", "rootfs": "rootfs", "overlay": "overlay", "log": "vmm.log"}
 
     async def launch(self, spec: VmSpec) -> RunningVm:
         host = self._host
         host.called("launch")
-        assert host.taps.get(spec.guest.tap), "rules and link come before the VMM"
         await asyncio.sleep(host.script.launch_seconds)
         process_id = ProcessId(pid=host.next_pid(), started=1, boot="boot-1")
         process = FakeProcess(spec.place.vm_id, spec.place.folder, process_id)
@@ -148,6 +151,7 @@ class FakeVmm:
     async def boot(self, spec: VmSpec) -> None:
         host = self._host
         host.called("boot")
+        assert host.taps.get(spec.guest.tap), "rules and link come before the guest"
         process = host.processes[spec.place.vm_id]
         process.is_booted, process.boot_data = True, spec.boot_data
         host.files.append(spec.place.console, host.script.prints.encode())

@@ -1,9 +1,11 @@
 """A machine is made by steps, each of which can be taken back.
 
-A step says whether it is needed, does its part, and looks whether that worked; taking it back needs nothing but the
-machine's record, so the same list of steps ends a machine that this process made and one that it only found.
+A step says whether it is needed, which others it waits for, does its part, and looks whether that worked; taking it
+back needs nothing but the machine's record, so the same list of steps ends a machine that this process made and one
+that it only found.  Steps that do not wait for each other run side by side; they are taken back one by one.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -21,6 +23,11 @@ OnStep = Callable[[AgentId, str, str], None]
 class Step(Protocol):
     @property
     def name(self) -> str: ...
+
+    @property
+    def after(self) -> Sequence[str]:
+        """Steps that have to be done before, by name; those that are not wanted count as done."""
+        ...
 
     @property
     def outlives(self) -> bool:
@@ -52,14 +59,34 @@ class Plan:
         self._told = on_step or _silent
 
     async def run(self, machine: Machine) -> None:
-        """Make a machine.  Raises what a step raised; what was begun is `machine.begun`."""
-        for step in self._steps:
-            if step.is_wanted(machine):
-                self._told(machine.id, step.name, "do")
-                machine.begun.append(step.name)
-                await step.do(machine)
-                await step.verify(machine)
-                self._told(machine.id, step.name, "done")
+        """Make a machine.  Raises what a step raised; what was begun is `machine.begun`.
+
+        A step that fails calls off those that run beside it, and nothing is left running when this returns.
+        """
+        done = {step.name: asyncio.Event() for step in self._steps}
+        first: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for step in self._steps:
+                    waits_for = [done[name] for name in step.after]
+                    group.create_task(self._take(step, machine, waits_for, done[step.name]), name=step.name)
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]
+        if first is not None:
+            raise first  # others were called off because of it, or failed in its wake
+
+    async def _take(
+        self, step: Step, machine: Machine, waits_for: Sequence[asyncio.Event], done: asyncio.Event
+    ) -> None:
+        for event in waits_for:
+            await event.wait()
+        if step.is_wanted(machine):
+            self._told(machine.id, step.name, "do")
+            machine.begun.append(step.name)
+            await step.do(machine)
+            await step.verify(machine)
+            self._told(machine.id, step.name, "done")
+        done.set()
 
     async def undo(self, machine: Machine) -> None:
         """Take back what was begun, last first.  Raises `Retryable` with everything that resisted.

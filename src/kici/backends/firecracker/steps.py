@@ -1,7 +1,8 @@
-"""The steps by which a microVM is made, in order: record, address, files, interface, rules, link, VMM, guest.
+"""The steps by which a microVM is made: record, address, files, interface, rules, link, VMM, guest.
 
-Rules are there before the link goes up, so there is no moment at which a guest could send what it may not.  The
-address is given back after everything that carries it is gone, the record last of all.
+The network and the VMM are made side by side; the guest waits for both.  Rules are there before the link goes up, so
+there is no moment at which a guest could send what it may not.  The address is given back after everything that
+carries it is gone, the record last of all.
 """
 
 import logging
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 class _Base:
     name = ""
+    after: tuple[str, ...] = ()
     outlives = False
 
     def is_wanted(self, machine: Machine) -> bool:
@@ -49,6 +51,7 @@ class Recorded(_Base):
 
 class Addressed(_Base):
     name = "address"
+    after = ("record",)
     outlives = True
 
     def __init__(self, tools: MicroVmTools, records: VmRecords) -> None:
@@ -67,6 +70,7 @@ class Housed(_Base):
     """Its directory: images that it shares, a drive of its own, files for what it prints."""
 
     name = "files"
+    after = ("record",)
     outlives = True
 
     def __init__(self, tools: MicroVmTools) -> None:
@@ -105,6 +109,7 @@ class Housed(_Base):
 
 class Wired(_Base):
     name = "interface"
+    after = ("address",)
 
     def __init__(self, tools: MicroVmTools, *, heal: "Heal") -> None:
         self._network = tools.network
@@ -135,6 +140,7 @@ class Wired(_Base):
 
 class Admitted(_Base):
     name = "rules"
+    after = ("interface",)
 
     def __init__(self, tools: MicroVmTools, *, heal: "Heal") -> None:
         self._tools = tools
@@ -163,6 +169,7 @@ class Linked(_Base):
     """Goes with its interface."""
 
     name = "link"
+    after = ("rules",)
 
     def __init__(self, tools: MicroVmTools) -> None:
         self._network = tools.network
@@ -177,6 +184,7 @@ class Launched(_Base):
     def __init__(self, tools: MicroVmTools, records: VmRecords) -> None:
         self._tools = tools
         self._records = records
+        self.after = ("files", "interface") if tools.vmm.opens_interface_at_launch else ("files", "address")
 
     async def do(self, machine: Machine) -> None:
         machine.vm = await self._tools.vmm.launch(spec_of(machine, self._tools, self._records))
@@ -200,6 +208,7 @@ class Launched(_Base):
 
 class Booted(_Base):
     name = "guest"
+    after = ("link", "vmm")
 
     def __init__(self, tools: MicroVmTools, records: VmRecords) -> None:
         self._tools = tools
