@@ -11,15 +11,17 @@ import asyncpg
 import pytest
 from tests.engines import Server, own_cluster, postgres_server
 
-from kici.domain.errors import Bug, StoreDown
-from kici.domain.ids import ClassId, InstanceId, JobId, RunId
+from kici.domain.errors import Bug, Conflict, StoreDown
+from kici.domain.ids import AgentId, ClassId, InstanceId, JobId, RunId
 from kici.domain.job import JobStatus, Outcome
+from kici.domain.spawn import Spawn
 from kici.ports.store import JobFilter, Store
 from kici.stores.database import Step
 from kici.stores.postgres.engine import HERE, Pool, session_settings
 from kici.stores.postgres.open import open_postgres
 from kici.stores.query import Numbered, Query, load, numbered
-from kici.testing.builders import a_new_job, a_new_run, an_instance
+from kici.testing.builders import a_new_job, a_new_run, a_reservation, a_spawn, an_instance
+from kici.testing.contracts.store_provisions import a_pending_claim
 from kici.testing.contracts.store_rules import a_claim, after, agent, check_rules, together
 from kici.testing.engines import postgres_bin
 
@@ -242,6 +244,29 @@ async def test_units_in_a_deadlock_are_run_again(url: str) -> None:
     assert await other.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") <= 1
     await other.close()
     await pool.close()
+
+
+async def test_spawns_that_are_written_together_fail_alone(store: Store) -> None:
+    """Among a hundred, one for a job that is served and one with an agent id that is taken."""
+
+    async def insert(agent: int, job: int) -> Spawn | None:
+        spawn = a_spawn(agent_id=AgentId(f"agent-{agent}"), bound_job_id=JobId(f"job-{job}"))
+        return await store.insert_spawn(spawn, a_reservation(spawn), None)
+
+    asked = [*((number, number) for number in range(98)), (98, 0), (1, 99)]
+    *made, served, taken = await asyncio.gather(*(insert(*each) for each in asked), return_exceptions=True)
+    assert made == [None] * 98
+    assert isinstance(served, Spawn)
+    assert served.agent_id == "agent-0"
+    assert isinstance(taken, Conflict)
+    assert len(await store.spawns(owner=None, limit=1000)) == 98
+
+
+async def test_a_claim_code_is_redeemed_once_by_many_at_once(store: Store) -> None:
+    claim = a_pending_claim()
+    await store.register_claim(claim, ttl_ms=60_000)
+    told = await asyncio.gather(*(store.redeem_claim(claim.hash) for _ in range(20)))
+    assert sum(each is not None for each in told) == 1
 
 
 async def test_a_refused_value_is_a_bug(store: Store) -> None:

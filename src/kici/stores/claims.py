@@ -3,7 +3,7 @@
 from kici.domain.agent import AgentToken
 from kici.domain.claim import ClaimFate, PendingClaim
 from kici.domain.ids import AgentId, Instant
-from kici.stores.database import Params, Part, Row, Step
+from kici.stores.database import Params, Part, Row
 from kici.stores.query import Query
 from kici.stores.rows import names_json, strings_from, to_json
 from kici.stores.tokens import agent_token_params
@@ -25,10 +25,12 @@ class Claims(Part):
                 "ttl_ms": ttl_ms,
                 "now": now,
             },
+            told_apart_by="claim_hash",
         )
 
     async def redeem_claim(self, claim_hash: str, *, now: Instant | None = None) -> PendingClaim | None:
-        rows = await self._write(Query.REDEEM_CLAIM, {"claim_hash": claim_hash, "now": now})
+        params: Params = {"claim_hash": claim_hash, "now": now}
+        rows = await self._write(Query.REDEEM_CLAIM, params, told_apart_by="claim_hash")
         return _claim_from(rows[0]) if rows else None
 
     async def describe_claim(self, claim_hash: str, *, now: Instant | None = None) -> ClaimFate | None:
@@ -36,12 +38,7 @@ class Claims(Part):
         return None if row is None else ClaimFate(consumed=bool(row["consumed"]), expired=bool(row["expired"]))
 
     async def give_token(self, token: AgentToken) -> bool:
-        params: Params = {"token_id": token.id, "agent_id": token.agent_id}
-        steps = [
-            Step(Query.SET_SPAWN_TOKEN, params, guard=True),
-            Step(Query.CREATE_AGENT_TOKEN, agent_token_params(token)),
-        ]
-        return await self._database.unit(steps) is not None
+        return bool(await self._write(Query.GIVE_TOKEN, agent_token_params(token), told_apart_by="agent_id"))
 
     async def invalidate_claims(self, agent_id: AgentId) -> int:
         return len(await self._write(Query.INVALIDATE_CLAIMS, {"agent_id": agent_id}))

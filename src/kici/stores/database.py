@@ -30,6 +30,9 @@ class Step:
     params: Params
     guard: bool = False
     """No row means: stop, and undo the whole unit."""
+    told_apart_by: str | None = None
+    """For the last step of a unit whose others have no guard: a parameter, and the column of its rows with the same
+    value.  An engine may then write several such units as one."""
 
 
 class Database(Protocol):
@@ -54,9 +57,9 @@ class Part:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def _write(self, query: Query, params: Params) -> Rows:
-        """Run one writing query as a unit of its own."""
-        results = await self._database.unit((Step(query, params),))
+    async def _write(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+        """Run one writing query as a unit of its own, or with others like it (see `Step`)."""
+        results = await self._database.unit((Step(query, params, told_apart_by=told_apart_by),))
         assert results is not None, query
         return results[0]
 

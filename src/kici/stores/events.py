@@ -19,7 +19,7 @@ class Events(Part):
     async def emit_event(self, event: NewEvent, *, rate_max: int | None = None, now: Instant | None = None) -> bool:
         step = emit_step(event, now, rate_max=rate_max)
         if rate_max is None:
-            return bool(await self._write(step.query, step.params))
+            return bool(await self._write(step.query, step.params, told_apart_by="emission_id"))
         lock = lock_steps(f"kici:events|{event.source}|{event.name}", RATE_LOCK_WAIT_MS)
         results = await self._database.unit([*lock, step])
         return results is not None and bool(results[-1])
@@ -142,26 +142,26 @@ def lock_steps(name: str, wait_ms: int) -> list[Step]:
 
 def emit_step(event: NewEvent, now: Instant | None, *, rate_max: int | None = None) -> Step:
     """The step that writes an event.  Returns no row when a rate or another of its kind is in the way."""
+    return Step(Query.EMIT_EVENT, {**emit_params(event, now), "rate_max": rate_max})
+
+
+def emit_params(event: NewEvent, now: Instant | None) -> Params:
     rows = [
         {"id": event.id_for(place), "target": target, "state": EventState.PENDING.value}
         for place, target in enumerate(event.targets)
     ] or [{"id": event.id_for(0), "target": "", "state": EventState.UNMATCHED.value}]
-    return Step(
-        Query.EMIT_EVENT,
-        {
-            "emission_id": event.emission_id,
-            "name": event.name,
-            "subject": event.subject,
-            "source": clean_text(event.source),
-            "chain_depth": event.chain_depth,
-            "payload": clean_text(json.dumps(event.payload, ensure_ascii=False)),
-            "sealed": event.sealed,
-            "expires_in_ms": event.expires_in_ms,
-            "rows": to_json(rows),
-            "rate_max": rate_max,
-            "now": now,
-        },
-    )
+    return {
+        "emission_id": event.emission_id,
+        "name": event.name,
+        "subject": event.subject,
+        "source": clean_text(event.source),
+        "chain_depth": event.chain_depth,
+        "payload": clean_text(json.dumps(event.payload, ensure_ascii=False)),
+        "sealed": event.sealed,
+        "expires_in_ms": event.expires_in_ms,
+        "rows": to_json(rows),
+        "now": now,
+    }
 
 
 def event_from(row: Row) -> StoredEvent:

@@ -19,7 +19,7 @@ from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.domain.verdict import AtCap, CapName, Dimension
 from kici.ports.event_store import Ended, SharedDeferral
 from kici.stores.database import Params, Row, Step
-from kici.stores.events import emit_step, lock_steps
+from kici.stores.events import emit_params, emit_step, lock_steps
 from kici.stores.query import Query
 from kici.stores.rows import clean_text, to_json
 from kici.stores.spawns import Spawns, reservation_params, spawn_params
@@ -40,7 +40,7 @@ class Provisions(Spawns):
         }
         steps = [
             *lock_steps(f"kici:scaler:cap|{spawn.scaler}", rules.lock_wait_ms),
-            Step(Query.INSERT_CLUSTER_SPAWN, params),
+            Step(Query.INSERT_CLUSTER_SPAWN, params, told_apart_by="agent_id"),
         ]
         for _ in range(INSERT_TRIES_MAX):
             results = await self._database.unit(steps)
@@ -55,11 +55,8 @@ class Provisions(Spawns):
         raise Retryable(f"spawns of job {spawn.bound_job_id} come and go; {spawn.agent_id} was not written, ask again")
 
     async def emit_scale_up(self, event: NewEvent, *, now: Instant | None = None) -> bool:
-        steps = [
-            Step(Query.MARK_SCALE_UP_SENT, {"subject": event.subject, "now": now}, guard=True),
-            emit_step(event, now),
-        ]
-        return await self._database.unit(steps) is not None
+        params = emit_params(event, now)
+        return bool(await self._write(Query.EMIT_SCALE_UP, params, told_apart_by="emission_id"))
 
     async def end_provision(
         self, order: ScaleDownOrder, event: NewEvent | None, *, now: Instant | None = None

@@ -40,7 +40,7 @@ class Spawns(Part):
     ) -> Spawn | None:
         params = {**spawn_params(spawn), **reservation_params(reservation), **_token_params(token), "now": now}
         for _ in range(INSERT_TRIES_MAX):
-            if await self._write(Query.INSERT_SPAWN, params):
+            if await self._write(Query.INSERT_SPAWN, params, told_apart_by="agent_id"):
                 return None
             assert spawn.bound_job_id is not None, f"spawn {spawn.agent_id} can only collide by its bound job"
             serving = await self.spawn_for_job(spawn.bound_job_id)

@@ -15,6 +15,7 @@ from kici.domain.errors import StoreDown
 from kici.stores.database import Params, Rows, Step
 from kici.stores.migrations import bootstrap, migrations
 from kici.stores.postgres.faults import DRIVER_ERRORS, is_undone_by_others, translated
+from kici.stores.postgres.together import Together, Unit
 from kici.stores.query import Numbered, Query, load, numbered
 
 T = TypeVar("T")
@@ -53,16 +54,26 @@ class Pool:
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._opening = asyncio.Lock()
         self._closed = False
+        self._together = Together(alone=self._unit, as_one=self._units)
 
     async def read(self, query: Query, params: Params) -> Rows:
         return await self._with_connection(lambda connection: self._run(connection, query, params))
 
     async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:
+        if steps[-1].told_apart_by is not None:
+            return await self._together.unit(steps)
+        return await self._unit(steps)
+
+    async def _unit(self, steps: Sequence[Step]) -> list[Rows] | None:
         if len(steps) == 1:
             (step,) = steps
             rows = await self.read(step.query, step.params)
             return None if step.guard and not rows else [rows]
         return await self._with_connection(lambda connection: self._run_steps(connection, steps))
+
+    async def _units(self, units: Sequence[Unit]) -> list[list[Rows] | None]:
+        """Several units that have all but their last step in common, in one transaction."""
+        return await self._with_connection(lambda connection: self._run_units(connection, units))
 
     async def migrate(self) -> list[int]:
         return await self._with_connection(self._migrate)
@@ -125,6 +136,25 @@ class Pool:
         except _Refused:
             return None
         return results
+
+    async def _run_units(self, connection: "Connection", units: Sequence[Unit]) -> list[list[Rows] | None]:
+        *before, _ = units[0]
+        if not before:
+            return [[rows] for rows in await self._run_many(connection, [unit[-1] for unit in units])]
+        async with connection.transaction():
+            common = [await self._run(connection, step.query, step.params) for step in before]
+            return [[*common, rows] for rows in await self._run_many(connection, [unit[-1] for unit in units])]
+
+    async def _run_many(self, connection: "Connection", steps: Sequence[Step]) -> list[list[asyncpg.Record]]:
+        """Rows of each of these steps, which run one query one after the other, in one round trip."""
+        query, column = steps[0].query, steps[0].told_apart_by
+        assert column is not None, query
+        statement = self._statements[query]
+        values = [[step.params[name] for name in statement.parameters] for step in steps]
+        found: dict[object, list[asyncpg.Record]] = {step.params[column]: [] for step in steps}
+        for row in await connection.fetchmany(statement.text, values):
+            found[row[column]].append(row)
+        return [found[step.params[column]] for step in steps]
 
     async def _run(self, connection: "Connection", query: Query, params: Params) -> Rows:
         statement = self._statements[query]

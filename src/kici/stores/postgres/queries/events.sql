@@ -22,7 +22,7 @@ WHERE :rate_max::BIGINT IS NULL OR (
         AND before.created_at > COALESCE(:now, now_ms()) - 60000
 ) < :rate_max
 ON CONFLICT (subject, name, target) WHERE subject IS NOT NULL AND state IN ('pending', 'awaiting') DO NOTHING
-RETURNING id;
+RETURNING id, emission_id;
 
 -- name: claim_events
 -- Take events that are due for delivery, oldest first.  One of a subject and target follows the one before.

@@ -60,11 +60,26 @@ probing AS (
 )
 SELECT agent_id FROM made;
 
--- name: mark_scale_up_sent
--- The scale-up of an event spawn leaves; none does for a spawn that has ended.
-UPDATE scaler_spawning_agents SET emitted_at = COALESCE(emitted_at, :now, now_ms())
-WHERE agent_id = :subject AND backend_type = 'event' AND state = 'booting'
-RETURNING agent_id;
+-- name: emit_scale_up
+-- Write the scale-up of an event spawn for each of its targets; none leaves for a spawn that has ended.
+WITH sent AS (
+    UPDATE scaler_spawning_agents SET emitted_at = COALESCE(emitted_at, :now, now_ms())
+    WHERE agent_id = :subject AND backend_type = 'event' AND state || '' = 'booting'
+    RETURNING agent_id
+),
+made AS (
+    INSERT INTO kici_events (
+        id, emission_id, name, subject, source, chain_depth, target, state, payload, sealed, created_at, due_at,
+        expires_at
+    )
+    SELECT
+        row.id, :emission_id::TEXT, :name::TEXT, sent.agent_id, :source::TEXT, :chain_depth::INTEGER, row.target,
+        row.state, :payload::TEXT, :sealed::BYTEA, COALESCE(:now::BIGINT, now_ms()), COALESCE(:now, now_ms()),
+        COALESCE(:now, now_ms()) + :expires_in_ms::BIGINT
+    FROM sent CROSS JOIN json_to_recordset(:rows::JSON) AS row (id TEXT, target TEXT, state TEXT)
+    ON CONFLICT (subject, name, target) WHERE subject IS NOT NULL AND state IN ('pending', 'awaiting') DO NOTHING
+)
+SELECT :emission_id::TEXT AS emission_id FROM sent;
 
 -- name: end_provision
 -- An event spawn whose scale-up left is being torn down, by its owner or adopter.
@@ -270,7 +285,8 @@ INSERT INTO scaler_pending_claims (
 VALUES (
     :claim_hash, :claim_prefix, :agent_id, :scaler_name, :labels, :mandatory_labels, :agent_token_ttl_ms,
     :orchestrator_url, COALESCE(:now::BIGINT, now_ms()) + :ttl_ms::BIGINT, COALESCE(:now, now_ms())
-);
+)
+RETURNING claim_hash;
 
 -- name: redeem_claim
 -- Consume a claim code.
@@ -283,11 +299,23 @@ RETURNING *;
 SELECT consumed_at IS NOT NULL AS consumed, expires_at <= COALESCE(:now, now_ms()) AS expired
 FROM scaler_pending_claims WHERE claim_hash = :claim_hash;
 
--- name: set_spawn_token
--- The credential that the agent of a booting event spawn got.
-UPDATE scaler_spawning_agents SET token_id = :token_id
-WHERE agent_id = :agent_id AND backend_type = 'event' AND state = 'booting'
-RETURNING agent_id;
+-- name: give_token
+-- Store the credential of a booting event spawn's agent.
+WITH given AS (
+    UPDATE scaler_spawning_agents SET token_id = :id
+    WHERE agent_id = :agent_id AND backend_type = 'event' AND state || '' = 'booting'
+    RETURNING agent_id
+),
+made AS (
+    INSERT INTO agent_tokens (
+        id, token_hash, token_prefix, kind, labels, mandatory_labels, agent_id, created_at, expires_at, name
+    )
+    SELECT
+        :id::TEXT, :token_hash::TEXT, :token_prefix::TEXT, :kind::TEXT, :labels::TEXT, :mandatory_labels::TEXT,
+        given.agent_id, :created_at::BIGINT, :expires_at::BIGINT, :name::TEXT
+    FROM given
+)
+SELECT agent_id FROM given;
 
 -- name: invalidate_claims
 -- Claim codes of an agent are good for nothing any more.

@@ -48,11 +48,21 @@ VALUES (
 );
 UPDATE scaler_deferrals SET probe_agent_id = :agent_id WHERE scaler_name = :scaler_name AND failures > 0;
 
--- name: mark_scale_up_sent
--- The scale-up of an event spawn leaves; none does for a spawn that has ended.
+-- name: emit_scale_up
+-- Write the scale-up of an event spawn for each of its targets; none leaves for a spawn that has ended.
 UPDATE scaler_spawning_agents SET emitted_at = COALESCE(emitted_at, :now, now_ms())
 WHERE agent_id = :subject AND backend_type = 'event' AND state = 'booting'
 RETURNING agent_id;
+INSERT INTO kici_events (
+    id, emission_id, name, subject, source, chain_depth, target, state, payload, sealed, created_at, due_at, expires_at
+)
+SELECT
+    row.value ->> 'id', :emission_id, :name, :subject, :source, :chain_depth, row.value ->> 'target',
+    row.value ->> 'state', :payload, :sealed, COALESCE(:now, now_ms()), COALESCE(:now, now_ms()),
+    COALESCE(:now, now_ms()) + :expires_in_ms
+FROM json_each(:rows) AS row
+WHERE TRUE
+ON CONFLICT (subject, name, target) WHERE subject IS NOT NULL AND state IN ('pending', 'awaiting') DO NOTHING;
 
 -- name: end_provision
 -- An event spawn whose scale-up left is being torn down, by its owner or adopter.
@@ -258,7 +268,8 @@ INSERT INTO scaler_pending_claims (
 VALUES (
     :claim_hash, :claim_prefix, :agent_id, :scaler_name, :labels, :mandatory_labels, :agent_token_ttl_ms,
     :orchestrator_url, COALESCE(:now, now_ms()) + :ttl_ms, COALESCE(:now, now_ms())
-);
+)
+RETURNING claim_hash;
 
 -- name: redeem_claim
 -- Consume a claim code.
@@ -271,11 +282,17 @@ RETURNING *;
 SELECT consumed_at IS NOT NULL AS consumed, expires_at <= COALESCE(:now, now_ms()) AS expired
 FROM scaler_pending_claims WHERE claim_hash = :claim_hash;
 
--- name: set_spawn_token
--- The credential that the agent of a booting event spawn got.
-UPDATE scaler_spawning_agents SET token_id = :token_id
+-- name: give_token
+-- Store the credential of a booting event spawn's agent.
+UPDATE scaler_spawning_agents SET token_id = :id
 WHERE agent_id = :agent_id AND backend_type = 'event' AND state = 'booting'
 RETURNING agent_id;
+INSERT INTO agent_tokens (
+    id, token_hash, token_prefix, kind, labels, mandatory_labels, agent_id, created_at, expires_at, name
+)
+VALUES (
+    :id, :token_hash, :token_prefix, :kind, :labels, :mandatory_labels, :agent_id, :created_at, :expires_at, :name
+);
 
 -- name: invalidate_claims
 -- Claim codes of an agent are good for nothing any more.
