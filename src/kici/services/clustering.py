@@ -5,7 +5,6 @@ agents that are connected elsewhere; an agent that came to another coordinator i
 ended elsewhere is taken down by the one that made it.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Final, Never, Protocol
 
@@ -15,7 +14,6 @@ from kici.domain.job import Job, JobStatus
 from kici.domain.peer import RequestKind
 from kici.domain.spawn import SERVING, ScaleDownReason, SpawnState
 from kici.kit.supervise import Supervisor
-from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.peers import PeerStore
 from kici.ports.store import AgentStore, Cancelled, JobFilter, JobStore, SpawnStore
@@ -23,6 +21,7 @@ from kici.services.job_lifecycle import JobLifecycle
 from kici.services.peers import PeerRequests, PeerView
 from kici.services.scaler_manager import ScalerManager
 from kici.services.spawn_book import SpawnBook
+from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 from kici.services.tokens import Tokens
 
@@ -133,10 +132,8 @@ class OwnRows:
     async def run(self) -> Never:
         while True:
             await self._clock.sleep(LOOK_SECONDS)
-            try:
+            with sits_out_outages("looking at own rows"):
                 await self.tick()
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="looking at own rows", error=str(error))
 
     async def tick(self) -> None:
         """One look.  Alone on the store there is nobody who moves our rows."""

@@ -15,6 +15,7 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.store import InstanceStore
+from kici.services.store_outages import sits_out_outages
 
 LEASE: Final = "leader"
 TTL_SECONDS: Final = 3.0
@@ -79,10 +80,8 @@ class Elector:
         term, self._term = self._term, None
         if term is None:
             return
-        try:
+        with sits_out_outages("resignation"):
             await self._store.release_lease(term.lease)
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, level=logging.WARNING, during="resignation", error=str(error))
 
     def _lost(self, before: Term | None) -> None:
         self._term = None

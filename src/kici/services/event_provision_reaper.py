@@ -23,6 +23,7 @@ from kici.ports.event_store import ClaimRows, ProvisionStore
 from kici.services.event_emitter import EventEmitter
 from kici.services.settings import LiveSettings
 from kici.services.shared_deferrals import SharedDeferrals
+from kici.services.store_outages import sits_out_outages
 
 PAGE: Final = 5_000
 INSTANCES_MAX: Final = 1_000
@@ -214,12 +215,10 @@ class EventProvisionReaper:
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, during="purging claims", error=str(error))
             return
-        try:
+        with sits_out_outages("purging outcomes"):
             await self._store.purge_outcomes(
                 updated_before=Instant(now - windows.outcome_retention_ms), limit=PURGED_MAX
             )
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, level=logging.WARNING, during="purging outcomes", error=str(error))
 
     def _stand_down(self, others: int) -> None:
         """We may be the side of a partition that is cut off."""

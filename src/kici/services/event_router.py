@@ -26,6 +26,7 @@ from kici.ports.entropy import Entropy
 from kici.ports.event_store import Awaited, EventStore
 from kici.ports.webhook import WebhookCall, WebhookSender
 from kici.services.settings import LiveSettings
+from kici.services.store_outages import sits_out_outages
 from kici.services.workflows import EventSecrets, Workflows
 
 POLL_SECONDS: Final = 2.0
@@ -90,11 +91,9 @@ class EventRouter:
     async def run(self) -> Never:
         """Deliver for ever.  Leave by cancellation."""
         while True:
-            try:
+            with sits_out_outages("event delivery"):
                 while await self.tick() >= BATCH:
                     pass
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="event delivery", error=str(error))
             await self._ticker.next()
 
     async def tick(self) -> int:

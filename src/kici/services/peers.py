@@ -3,7 +3,6 @@
 The store holds the truth; hints only make it quick.  Alone, all of this finds nobody and does nothing.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Never, Protocol
@@ -22,6 +21,7 @@ from kici.ports.entropy import Entropy
 from kici.ports.peers import Notifier, PeerStore, Topic
 from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
+from kici.services.store_outages import sits_out_outages
 
 PRESENT_MS: Final = 60_000
 """A coordinator whose beat is older is absent."""
@@ -70,10 +70,8 @@ class PeerView:
 
     async def run(self) -> Never:
         while True:
-            try:
+            with sits_out_outages("looking for peers"):
                 await self.tick()
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="looking for peers", error=str(error))
             await self._clock.sleep(LOOK_SECONDS)
 
     async def tick(self) -> None:
@@ -152,10 +150,8 @@ class PeerRequests:
 
     async def run(self) -> Never:
         while True:
-            try:
+            with sits_out_outages("answering peers"):
                 await self.tick()
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="answering peers", error=str(error))
             await self._ticker.next()
 
     async def tick(self) -> int:

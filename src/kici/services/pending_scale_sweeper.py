@@ -23,6 +23,7 @@ from kici.services.dispatcher import Dispatcher
 from kici.services.drain_state import DrainState
 from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
+from kici.services.store_outages import sits_out_outages
 
 DEBOUNCE_SECONDS: Final = 0.25
 JOBS_PER_CLASS: Final = 10
@@ -88,10 +89,8 @@ class PendingScaleSweeper:
             if self._freed:
                 await self._clock.sleep(DEBOUNCE_SECONDS)
             self._freed = False
-            try:
+            with sits_out_outages("re-drive"):
                 await self.tick(trigger)
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="re-drive", error=str(error))
 
     def _due_at(self) -> float:
         sweep_at = self._swept_at + self._interval_seconds

@@ -26,6 +26,7 @@ from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 
 INTERVAL_SECONDS: Final = 5.0
@@ -70,10 +71,8 @@ class ProvisionWatch:
     async def run(self) -> Never:
         """Look for ever.  Leave by cancellation."""
         while True:
-            try:
+            with sits_out_outages("provision watch"):
                 await self.tick()
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="provision watch", error=str(error))
             await self._ticker.next()
 
     async def tick(self) -> int:

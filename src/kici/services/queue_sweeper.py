@@ -4,18 +4,15 @@ Acknowledgements that did not come, queue times that ran out, jobs that nothing 
 safe to repeat and safe on several coordinators: each move is a guarded write.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Final, Never
 
 from kici.decide.dispatch import LossCause
-from kici.domain.errors import StoreDown
 from kici.domain.ids import JobId
 from kici.domain.job import Demand, Job, JobStatus, Outcome, WaitingClass
 from kici.domain.say import say
 from kici.domain.scale import NoBackend
 from kici.domain.verdict import Verdict
-from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import JobFilter, JobStore
 from kici.services.agent_sessions import AgentSessions
@@ -24,6 +21,7 @@ from kici.services.dispatcher import Dispatcher
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.registry import AgentRegistry
 from kici.services.scaler_manager import ScalerManager
+from kici.services.store_outages import sits_out_outages
 from kici.wire.messages import CloseCode
 
 INTERVAL_SECONDS: Final = 1.0
@@ -73,10 +71,8 @@ class QueueSweeper:
         """Sweep for ever.  Leave by cancellation."""
         while True:
             await self._clock.sleep(INTERVAL_SECONDS)
-            try:
+            with sits_out_outages("queue sweep"):
                 await self.tick()
-            except StoreDown as error:
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="queue sweep", error=str(error))
 
     async def tick(self) -> None:
         """One pass over everything that is due."""

@@ -26,6 +26,7 @@ from kici.services.machine_pools import MachinePools
 from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 
 SHUTDOWN_SECONDS: Final = 15.0
@@ -79,12 +80,10 @@ class Shutdown:
             await self._end_computes()
             await self._machine_pools.leave(frozenset(tracked.agent_id for tracked in self._spawns))
         await self._registered()
-        try:
+        with sits_out_outages("shutdown"):
             await self._store.delete_sessions_of(self._instance_id)
             await self._elector.resign()
             await self._heartbeat.leave()
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, during="shutdown", error=str(error))
 
     async def _return_jobs(self) -> None:
         """Jobs of agents that end with us: those started fail with the reason, the others keep their place.

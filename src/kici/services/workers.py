@@ -20,6 +20,7 @@ from kici.ports.entropy import Entropy
 from kici.ports.link import Link
 from kici.services.scaler_manager import ScalerManager
 from kici.services.spawn_book import SpawnBook
+from kici.services.store_outages import sits_out_outages
 from kici.services.workers_channel import Channel
 from kici.services.workers_credentials import Admitted, WorkerCredentials
 from kici.services.workers_host import MakeBackend, RemoteHost, usage_of
@@ -106,10 +107,8 @@ class Workers:
             await self.tick()
             if self._clock.monotonic() - self._looked_at >= LOOK_SECONDS:
                 self._looked_at = self._clock.monotonic()
-                try:
+                with sits_out_outages("looking after workers"):
                     await self.look()
-                except StoreDown as error:
-                    emit(Event.STORE_DOWN, level=logging.WARNING, during="looking after workers", error=str(error))
 
     async def tick(self) -> None:
         """Let the timers of all links act, and let go of workers that nothing is left of."""

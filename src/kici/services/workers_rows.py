@@ -19,6 +19,7 @@ from kici.ports.store import SpawnStore
 from kici.ports.workers import WorkerStore
 from kici.services.recovery import take_up
 from kici.services.spawn_book import SpawnBook
+from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 from kici.services.workers_host import RemoteHost
 
@@ -67,11 +68,9 @@ class WorkerRows:
 
     async def unlink(self, worker_ids: Iterable[str]) -> None:
         """These are linked here no more: others need not wait to look after their agents."""
-        try:
+        with sits_out_outages("unlinking workers"):
             for worker_id in worker_ids:
                 await self._store.unlink_worker(worker_id, self._instance_id)
-        except StoreDown as error:
-            emit(Event.STORE_DOWN, level=logging.WARNING, during="unlinking workers", error=str(error))
 
     async def is_revoked(self, host: RemoteHost) -> bool:
         """Whether one that is not linked is no worker any more."""
