@@ -5,13 +5,12 @@ an operator reads when a microVM could not be made.
 """
 
 import asyncio
-import os
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
+from kici.adapters.short_commands import as_stdin, outputs
 from kici.domain.errors import DeterministicRefusal, Retryable
 
 COMMAND_SECONDS: Final = 30.0
@@ -53,38 +52,27 @@ class HostCommands:
         began = time.monotonic()
         process = await self._start(command, stdin)
         try:
-            async with asyncio.timeout(seconds):
-                output, errors = await process.communicate()
+            output, errors = await outputs(process, seconds=seconds)
         except TimeoutError as error:
             raise Retryable(f"{shlex.join(argv)} did not end within {seconds:g} s") from error
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
         if process.returncode:
             raise _failed(argv, process.returncode, time.monotonic() - began, errors.decode(errors="replace"))
         return output.decode(errors="replace")
 
     async def _start(self, command: Sequence[str], stdin: str) -> asyncio.subprocess.Process:
-        # A file, not a pipe: a command that ends without reading must not break whoever writes to it.
-        given = os.memfd_create("stdin", os.MFD_CLOEXEC)
         try:
-            os.write(given, stdin.encode())
-            os.lseek(given, 0, os.SEEK_SET)
-            return await asyncio.create_subprocess_exec(
-                *command,
-                stdin=given,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={"PATH": PATH, "LC_ALL": "C"},
-            )
+            with as_stdin(stdin) as given:
+                return await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=given,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env={"PATH": PATH, "LC_ALL": "C"},
+                )
         except FileNotFoundError as error:
             raise DeterministicRefusal(f"{command[0]} is not installed on this host, or not in {PATH}") from error
         except OSError as error:
             raise Retryable(f"cannot run {command[0]}: {error.strerror}") from error
-        finally:
-            os.close(given)
 
 
 def _failed(argv: Sequence[str], code: int, seconds: float, errors: str) -> CommandFailed:

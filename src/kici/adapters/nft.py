@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
+from kici.adapters.short_commands import as_stdin, outputs
 from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, Retryable
 
 NFT_SECONDS: Final = 10.0
@@ -42,34 +41,25 @@ class Nft:
         return None if code == 0 else str(_fault(error))
 
     async def _run(self, *arguments: str, script: str = "") -> tuple[int, str, str]:
-        # From a file, not a pipe: a command that ends without reading would leave us with half a write.
-        with tempfile.TemporaryFile() as file:
-            file.write(script.encode())
-            file.seek(0)
-            try:
+        try:
+            with as_stdin(script) as given:
                 process = await asyncio.create_subprocess_exec(
                     *self._command,
                     *arguments,
-                    stdin=file,
+                    stdin=given,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env={"PATH": PATH, "LC_ALL": "C"},
                 )
-            except FileNotFoundError as error:
-                raise DeterministicRefusal(
-                    "nft is not installed, and without it agents cannot be isolated; install nftables, "
-                    "or set networkIsolation: false on the scaler"
-                ) from error
+        except FileNotFoundError as error:
+            raise DeterministicRefusal(
+                "nft is not installed, and without it agents cannot be isolated; install nftables, "
+                "or set networkIsolation: false on the scaler"
+            ) from error
         try:
-            async with asyncio.timeout(NFT_SECONDS):
-                output, errors = await process.communicate()
+            output, errors = await outputs(process, seconds=NFT_SECONDS)
         except TimeoutError as error:
             raise Retryable(f"nft did not end within {NFT_SECONDS:g} s") from error
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
         return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
 
 

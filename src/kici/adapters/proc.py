@@ -53,6 +53,19 @@ def started_at(pid: int, proc: Path = PROC) -> int:
     return int(line[line.rfind(b")") + 2 :].split()[19])
 
 
+def open_same(pid: int, *, started: int) -> int | None:
+    """A pidfd of the running process that began at `started`; None when it is gone, or the pid is another's by now."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    seen = look(pid)
+    if seen is not None and seen.started == started:
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
 def snapshot(proc: Path = PROC) -> dict[int, Seen]:
     """Every running process."""
     found = (look(int(name), proc) for name in os.listdir(proc) if name.isdigit())

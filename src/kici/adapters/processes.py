@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from kici.adapters import proc
+from kici.adapters.short_commands import outputs
 from kici.domain.errors import DeterministicRefusal, Retryable
 from kici.ports.processes import MARK, Completed, Exit, Process, ProcessId, Program
 
@@ -96,15 +97,8 @@ class LinuxProcesses:
     def adopt(self, process_id: ProcessId) -> LinuxProcess | None:
         if process_id.boot != self._boot:
             return None
-        try:
-            pidfd = os.pidfd_open(process_id.pid)
-        except OSError:
-            return None
-        seen = proc.look(process_id.pid)
-        if seen is None or seen.started != process_id.started:
-            os.close(pidfd)
-            return None
-        return LinuxProcess(process_id, pidfd, lambda _pidfd: Exit())
+        pidfd = proc.open_same(process_id.pid, started=process_id.started)
+        return None if pidfd is None else LinuxProcess(process_id, pidfd, lambda _pidfd: Exit())
 
     async def marked(self, prefix: str) -> Sequence[tuple[str, ProcessId]]:
         seen = await asyncio.to_thread(proc.snapshot)
@@ -251,14 +245,9 @@ async def run_command(argv: Sequence[str], *, env: Mapping[str, str], timeout_se
     except (OSError, ValueError) as error:
         raise Retryable(f"cannot run {argv[0]}: {error}") from error
     try:
-        async with asyncio.timeout(timeout_seconds):
-            output, _ = await child.communicate()
+        output, _ = await outputs(child, seconds=timeout_seconds)
     except TimeoutError as error:
         raise Retryable(f"{argv[0]} did not end within {timeout_seconds:g} s") from error
-    finally:
-        if child.returncode is None:
-            child.kill()
-            await child.wait()
     assert child.returncode is not None
     return Completed(code=child.returncode, output=output[-OUTPUT_BYTES_MAX:].decode(errors="replace"))
 

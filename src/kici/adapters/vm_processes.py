@@ -72,13 +72,8 @@ def hold(probe: Probe, *, boot: str, commands: HostCommands, uid: int | None) ->
     """The process that a probe saw; None when it is gone, or another by now."""
     if probe.pid is None or probe.started is None:
         return None
-    try:
-        pidfd = os.pidfd_open(probe.pid)
-    except OSError:
-        return None
-    seen = proc.look(probe.pid)
-    if seen is None or seen.started != probe.started:
-        os.close(pidfd)
+    pidfd = proc.open_same(probe.pid, started=probe.started)
+    if pidfd is None:
         return None
     process_id = ProcessId(pid=probe.pid, started=probe.started, boot=boot)
     return HeldVm(process_id, pidfd, commands=commands, uid=uid)
