@@ -75,12 +75,8 @@ class JobLifecycle:
         if job is None:
             self.drop(agent, job_id, "this job is not yours")
             return
-        try:
-            secrets = await self._secret_env(job)
-        except StoreDown:
-            raise
-        except KiciError as error:
-            await self._refuse_start(agent, job, str(error))
+        secrets = await self._secret_env(agent, job)
+        if secrets is None:
             return
         started = await self._store.start_job(job_id, agent.agent_id)
         if started is None:
@@ -107,20 +103,23 @@ class JobLifecycle:
 
     async def start_again(self, agent: ConnectedAgent, job: Job) -> None:
         """The start message was lost with a connection: the agent waits, `running` is committed already."""
+        secrets = await self._secret_env(agent, job)
+        if secrets is None:
+            return
+        self.tell_start(agent, job, secrets)
+
+    async def _secret_env(self, agent: ConnectedAgent, job: Job) -> dict[str, str] | None:
+        """The job's secrets by variable; None when one cannot be had: then the job is over, and says why."""
+        if not job.spec.secrets:
+            return {}
         try:
-            secrets = await self._secret_env(job)
+            refs = {name: parse_secret_ref(text) for name, text in job.spec.secrets.items()}
+            values = await self._secrets.resolve(job.org, refs.values())
         except StoreDown:
             raise
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
-            return
-        self.tell_start(agent, job, secrets)
-
-    async def _secret_env(self, job: Job) -> dict[str, str]:
-        if not job.spec.secrets:
-            return {}
-        refs = {name: parse_secret_ref(text) for name, text in job.spec.secrets.items()}
-        values = await self._secrets.resolve(job.org, refs.values())
+            return None
         return {name: values[ref] for name, ref in refs.items()}
 
     def drop(self, agent: ConnectedAgent, job_id: JobId, why: str) -> None:
