@@ -83,6 +83,10 @@ test: $(VENV)/.dev ## the whole suite on the engines of this machine (REQUIRE_EN
 sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=500 tries that many
 	@$(BIN)/python -m kici.testing.sim $(if $(SEED),--seed $(SEED)) $(if $(N),--count $(N)) $(ARGS)
 
+.PHONY: storm
+storm: $(VENV)/.dev ## a real cluster while its parts are killed and cut off, a quarter of an hour (root; ARGS=--short: two minutes)
+	@$(BIN)/python -m kici.testing.storm $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.dev ## measure, on both stores, and print how
 	PYTHONPATH=. $(BIN)/python -m tests.bench $(ARGS)

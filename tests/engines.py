@@ -8,12 +8,9 @@ second, emptying one takes milliseconds: tests that need no more than an empty s
 import asyncio
 import itertools
 import os
-import pwd
 import shutil
-import socket
-import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ import asyncpg
 
 from kici.stores.postgres.open import open_postgres
 from kici.testing import engines
+from kici.testing.postgres_cluster import Cluster
 
 _numbers = itertools.count(1)
 _TUNING = {
@@ -74,7 +72,7 @@ def postgres_server(*, fsync: bool = False) -> Iterator[Server]:
 
 
 @contextmanager
-def own_cluster(*, fsync: bool = False) -> Iterator["Cluster"]:
+def own_cluster(*, fsync: bool = False) -> Iterator[Cluster]:
     """A running cluster, thrown away afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="kici-postgres-"))
     cluster = Cluster(folder)
@@ -118,55 +116,3 @@ async def empty(url: str) -> None:
         await connection.execute(";".join(statements))
     finally:
         await connection.close()
-
-
-class Cluster:
-    """Files and a server below a folder.  Runs as user postgres when we are root, which the server refuses."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._data = folder / "data"
-        found = engines.postgres_bin()
-        assert found is not None, engines.absence("postgres")
-        self._bin = found
-        self._port = _free_port()
-        self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
-
-    def make(self, settings: dict[str, str]) -> None:
-        if os.getuid() == 0:
-            owner = pwd.getpwnam("postgres")
-            os.chown(self._folder, owner.pw_uid, owner.pw_gid)
-        self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions")
-        lines = {**settings, "port": str(self._port), "unix_socket_directories": str(self._folder)}
-        with (self._data / "postgresql.conf").open("a") as file:
-            file.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
-
-    def start(self) -> None:
-        self._run("pg_ctl", "-D", self._data, "-l", self._folder / "log", "-w", "start")
-
-    def stop(self) -> None:
-        if (self._data / "postmaster.pid").exists():
-            self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
-
-    def _run(self, program: str, *arguments: str | Path) -> None:
-        command: Sequence[str | Path] = (self._bin / program, *arguments)
-        if os.getuid() == 0:
-            command = ("setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups", *command)
-        done = subprocess.run(
-            command,
-            env={**os.environ, "LC_ALL": "C.UTF-8"},
-            stdin=subprocess.DEVNULL,
-            # Not pipes: the server inherits them and would hold them open.
-            stdout=(output := (self._folder / "output").open("w+")),
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-        with output:
-            output.seek(0)
-            assert done.returncode == 0, f"{program} failed: {output.read()}"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -7,7 +7,7 @@ A test says `@pytest.mark.engine("postgres")`.  Where the engine is absent it is
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -62,9 +62,21 @@ def _docker() -> str | None:
     """Tests start an engine of their own, in a network namespace of their own."""
     if os.geteuid() != 0:
         return "only root can start a Docker engine in a network namespace"
+    return _absent(_DOCKER_NEEDS)
+
+
+def _namespaces() -> str | None:
+    """Tests put hosts into network namespaces, on a switch of their own."""
+    if os.geteuid() != 0:
+        return "only root can make network namespaces"
+    return _absent({"nft": "nftables", "ip": "iproute2", "nsenter": "util-linux"})
+
+
+def _absent(needs: Mapping[str, str]) -> str | None:
+    """What to install.  `needs`: programs and their packages."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    absent = [package for program, package in _DOCKER_NEEDS.items() if shutil.which(program, path=path) is None]
-    return f"install {' '.join(sorted(absent))}" if absent else None
+    absent = [package for program, package in needs.items() if shutil.which(program, path=path) is None]
+    return f"install {' '.join(sorted(set(absent)))}" if absent else None
 
 
 _VM_NETWORK_NEEDS: Final = {"nft": "nftables", "ip": "iproute2", "nsenter": "util-linux", "mkfs.ext4": "e2fsprogs"}
@@ -74,11 +86,8 @@ def _microvm_host(**more: str) -> str | None:
     """Tests make a host of microVMs in a network namespace of their own.  `more`: programs and their packages."""
     if os.geteuid() != 0:
         return "only root can make a host of microVMs in a network namespace"
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    wanted = {**_VM_NETWORK_NEEDS, **more}
-    absent = [package for program, package in wanted.items() if shutil.which(program, path=path) is None]
-    if absent:
-        return f"install {' '.join(sorted(set(absent)))}"
+    if (absent := _absent({**_VM_NETWORK_NEEDS, **more})) is not None:
+        return absent
     return None if Path("/dev/net/tun").exists() else "there is no /dev/net/tun"
 
 
@@ -100,15 +109,14 @@ def _qemu() -> str | None:
 
 
 def _registry() -> str | None:
-    needs = {"docker-registry": "docker-registry", "htpasswd": "apache2-utils"}
-    absent = [package for program, package in needs.items() if shutil.which(program) is None]
-    return f"install {' '.join(sorted(absent))}" if absent else None
+    return _absent({"docker-registry": "docker-registry", "htpasswd": "apache2-utils"})
 
 
 _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "cgroups": _cgroups,
     "docker": _docker,
     "firecracker": _firecracker,
+    "namespaces": _namespaces,
     "postgres": _postgres,
     "registry": _registry,
     "qemu": _qemu,
