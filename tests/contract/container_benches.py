@@ -91,6 +91,10 @@ class ContainerBench:
     def order(self, agent_id: AgentId, kind: Kind) -> SpawnOrder:
         return an_order(agent_id, kind)
 
+    def configure_for(self, max_agents: int) -> None:
+        """Before it starts: how many agents there may be."""
+        self.settings = replace(self.settings, max_agents=max_agents)
+
     async def restart(self) -> None:
         await self._leave()
         await self.start()

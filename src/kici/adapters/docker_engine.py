@@ -150,9 +150,16 @@ class DockerEngine:
                 return bytes(held.read(bytes_max))
         return None
 
-    async def start(self, container: str) -> None:
+    async def start(self, container: str, *, given: bytes = b"") -> None:
+        found = self._docker.containers.container(container)
         async with self._call(f"start container {container}", seconds=SLOW_CALL_SECONDS):
-            await self._docker.containers.container(container).start()
+            if not given:
+                await found.start()
+                return
+            # Attached before it runs: what is written waits there for its program, and ends when we are gone.
+            async with found.attach(stdin=True) as attached:
+                await attached.write_in(given)
+                await found.start()
 
     async def inspect(self, container: str) -> ContainerInfo | None:
         assert container, "an empty name would mean all containers"
@@ -334,6 +341,8 @@ def create_request(spec: ContainerSpec) -> dict[str, Any]:
         request["WorkingDir"] = spec.working_dir
     if spec.user is not None:
         request["User"] = spec.user
+    if spec.reads_input:
+        request |= {"OpenStdin": True, "StdinOnce": True}
     return request
 
 

@@ -18,6 +18,8 @@ from kici.domain.errors import Misconfigured
 
 SECRETS: Final = ("KICI_AGENT_TOKEN", "KICI_SCALER_CLAIM_CODE")
 TOKEN_FILE: Final = "KICI_AGENT_TOKEN_FILE"
+STANDARD_INPUT: Final = "/dev/stdin"
+_TOKEN_BYTES_MAX: Final = 4096
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 METADATA_ADDRESS: Final = "169.254.169.254"
@@ -67,14 +69,33 @@ def _take_token(file: str, environ: dict[str, str]) -> str:
     if "KICI_AGENT_TOKEN" in environ:
         raise Misconfigured(f"both KICI_AGENT_TOKEN and {TOKEN_FILE} are set: give the credential one way only")
     try:
-        with open(file) as text:
-            token = text.read().strip()
-        os.unlink(file)
+        token = _given_token() if file == STANDARD_INPUT else _kept_token(file)
     except (OSError, UnicodeDecodeError) as error:
         raise Misconfigured(f"{TOKEN_FILE}: the credential in {file} cannot be taken: {error}") from error
     if not token:
         raise Misconfigured(f"{TOKEN_FILE}: {file} is empty")
     return token
+
+
+def _kept_token(file: str) -> str:
+    with open(file) as text:
+        token = text.read().strip()
+    os.unlink(file)
+    return token
+
+
+def _given_token() -> str:
+    """One line of the standard input, which is nobody's from then on.
+
+    Read from what is open: who dropped rights since then could not open it again by its name.
+    """
+    given = b""
+    while b"\n" not in given and len(given) < _TOKEN_BYTES_MAX and (part := os.read(0, _TOKEN_BYTES_MAX)):
+        given += part
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return given.partition(b"\n")[0].decode().strip()
 
 
 def shield() -> None:

@@ -30,7 +30,8 @@ CARRIES_AGENT: Final = "kici-agent"
 
 AGENT_PLACE: Final = ".kici"
 """Folder in a container that is the agent's, below the root."""
-TOKEN_FILE: Final = ".token"
+TOKEN_FILE: Final = "/dev/stdin"
+"""Where an agent in a container finds its token: given to it when it starts, in no file and no variable."""
 RUNTIME_PLACE: Final = "/opt/kici"
 HOST_NAME: Final = "host.docker.internal"
 """The engine's host by the name that containers know it by, where they are not isolated."""
@@ -105,6 +106,7 @@ def plan_container(chosen: ContainerSet, order: AgentOrder, around: Surroundings
         network=around.network,
         extra_hosts=around.extra_hosts,
         limits=order.limits,
+        reads_input=order.has_token,
     )
 
 
@@ -131,21 +133,21 @@ def work_folder(agent_id: AgentId) -> str:
     return f"/{AGENT_PLACE}/{agent_id}"
 
 
-def token_file(agent_id: AgentId) -> str:
-    return f"{work_folder(agent_id)}/{TOKEN_FILE}"
+def token_input(token: str | None) -> bytes:
+    """The standard input of an agent in a container."""
+    return b"" if token is None else f"{token}\n".encode()
 
 
-def agent_files(agent_id: AgentId, token: str | None, *, uid: int, gid: int) -> tuple[ContainerFile, ...]:
-    """What is put into a container before it starts: the agent's folder, and in it the token, for its eyes only."""
+def agent_folder(agent_id: AgentId, *, uid: int, gid: int) -> tuple[ContainerFile, ...]:
+    """What is put into the container of an agent that is not root: the folder where it works, as its own.
+
+    For root the engine makes it, as it makes every working directory.
+    """
     folder = work_folder(agent_id).removeprefix("/")
-    files = (
+    return (
         ContainerFile(path=AGENT_PLACE, mode=0o755),
         ContainerFile(path=folder, mode=0o700, uid=uid, gid=gid),
     )
-    if token is None:
-        return files
-    content = token.encode()
-    return (*files, ContainerFile(path=f"{folder}/{TOKEN_FILE}", mode=0o400, uid=uid, gid=gid, content=content))
 
 
 def user_ids(user: str, passwd: str) -> tuple[int, int] | None:
@@ -183,7 +185,7 @@ def _environment(chosen: ContainerSet, order: AgentOrder, around: Surroundings) 
         "KICI_SCALER_MANAGED": "1",
         "KICI_EXECUTION_MODE": "bare-metal",
         "KICI_RUNTIME_IMAGE": chosen.image,
-        "KICI_AGENT_TOKEN_FILE": token_file(order.agent_id) if order.has_token else None,
+        "KICI_AGENT_TOKEN_FILE": TOKEN_FILE if order.has_token else None,
         "KICI_BACKPRESSURE_MODE": chosen.backpressure_mode,
         "KICI_JOB_IMAGE_AGENT": "1" if order.job_image is not None else None,
     }

@@ -43,6 +43,8 @@ class ContainerSpec:
     """A dimension of 0 is unlimited."""
     pids_max: int = PIDS_MAX
     log_bytes_max: int = LOG_BYTES_MAX
+    reads_input: bool = False
+    """Whether its program has a standard input: what it is given when it is started, and then the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,8 +131,11 @@ class Engine(Protocol):
         """A small file of a container, running or not; None: there is none."""
         ...
 
-    async def start(self, container: str) -> None:
-        """Raises `EngineRefused` when its program cannot be started."""
+    async def start(self, container: str, *, given: bytes = b"") -> None:
+        """`given`: its standard input, which no inspection or log shows.
+
+        Raises `EngineRefused` when its program cannot be started.
+        """
         ...
 
     async def inspect(self, container: str) -> ContainerInfo | None:

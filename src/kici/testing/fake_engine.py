@@ -69,6 +69,7 @@ class FakeContainer:
     exit_code: int | None = None
     output: list[str] = field(default_factory=list)
     files: dict[str, ContainerFile] = field(default_factory=dict)
+    given: bytes = b""
     printed: asyncio.Event = field(default_factory=asyncio.Event)
     death: asyncio.TimerHandle | None = None
 
@@ -228,8 +229,11 @@ class FakeEngine:
             return one.script.passwd.encode()[:bytes_max]
         return None
 
-    async def start(self, container: str) -> None:
+    async def start(self, container: str, *, given: bytes = b"") -> None:
         one = await self._the(container)
+        if given:
+            assert one.spec.reads_input, "a container without a standard input is given nothing"
+            one.given = given
         if one.script.refuses:
             raise EngineRefused(f"cannot start container {container}: {one.script.refuses}")
         await asyncio.sleep(one.script.start_seconds)

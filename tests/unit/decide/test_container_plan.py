@@ -39,12 +39,26 @@ def test_what_the_operator_forwards_arrives() -> None:
     assert "secret" not in spec.env.values()
 
 
-def test_the_token_is_named_by_its_file_only() -> None:
+def test_the_token_comes_by_standard_input_only() -> None:
     spec = plan_container(SET, ORDER, AROUND)
-    assert spec.env["KICI_AGENT_TOKEN_FILE"] == "/.kici/scaler-container-00000001/.token"
-    files = plan.agent_files(ORDER.agent_id, "kat_x", uid=7, gid=8)
-    assert (files[-1].mode, files[-1].uid, files[-1].content) == (0o400, 7, b"kat_x")
-    assert "kat_x" not in repr(files)
+    assert spec.env["KICI_AGENT_TOKEN_FILE"] == "/dev/stdin"
+    assert spec.reads_input
+    request = create_request(spec)
+    assert (request["OpenStdin"], request["StdinOnce"]) == (True, True)
+    assert plan.token_input("kat_x") == b"kat_x\n"
+
+
+def test_without_a_token_there_is_no_standard_input() -> None:
+    spec = plan_container(SET, replace(ORDER, has_token=False), AROUND)
+    assert "KICI_AGENT_TOKEN_FILE" not in spec.env
+    assert "OpenStdin" not in create_request(spec)
+    assert plan.token_input(None) == b""
+
+
+def test_an_agent_that_is_not_root_is_given_its_folder() -> None:
+    place, folder = plan.agent_folder(ORDER.agent_id, uid=7, gid=8)
+    assert (place.path, folder.path) == (".kici", ".kici/scaler-container-00000001")
+    assert (folder.mode, folder.uid, folder.gid) == (0o700, 7, 8)
 
 
 @pytest.mark.spec("scaler 29.10.12")

@@ -71,8 +71,9 @@ class Maker:
         try:
             await finish(self._create(agent, spec), seconds=STEP_SECONDS_MAX, what=f"creating container {spec.name}")
             uid, gid = await self._user(agent, image)
-            await house.engine.put(agent.container, plan.agent_files(agent.id, order.token, uid=uid, gid=gid))
-            starting = house.engine.start(agent.container)
+            if uid != 0:
+                await house.engine.put(agent.container, plan.agent_folder(agent.id, uid=uid, gid=gid))
+            starting = house.engine.start(agent.container, given=plan.token_input(order.token))
             await finish(starting, seconds=STEP_SECONDS_MAX, what=f"starting container {spec.name}")
         except (EngineRefused, NotFound) as error:
             raise self._refused(order.container, error) from error
