@@ -9,9 +9,10 @@ from kici.domain.access import Actor
 from kici.domain.document import SubmitRun
 from kici.domain.errors import NotFound, StoreDown
 from kici.domain.event import EventId, Payload, StoredEvent
-from kici.domain.ids import AgentId, InstanceId, Instant, JobId, RunId, ScalerName
+from kici.domain.ids import AgentId, InstanceId, JobId, RunId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Run
+from kici.domain.paging import Mark
 from kici.domain.spawn import Spawn, SpawnState
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
@@ -87,7 +88,7 @@ class _Jobs:
     async def jobs(self, which: JobFilter) -> list[Job]:
         return await self._jobs.jobs(which)
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
         return await self._jobs.runs(before=before, limit=limit)
 
     async def cancel_job(self, job_id: JobId, *, force: bool, reason: str) -> Job:

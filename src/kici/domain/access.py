@@ -92,3 +92,5 @@ class AccessRecord:
     target: str
     outcome: str
     detail: str = ""
+    id: int = 0
+    """Given by the store: higher is later."""

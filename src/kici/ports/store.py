@@ -21,6 +21,7 @@ from kici.domain.ids import AgentId, ClassId, ConnectionId, InstanceId, Instant,
 from kici.domain.instance import Instance, Lease
 from kici.domain.job import Job, JobStatus, NewJob, NewRun, Outcome, Run, WaitingClass
 from kici.domain.logs import LogChunk, NewChunk, Stream
+from kici.domain.paging import Mark
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.ports.addresses import AddressStore
@@ -123,7 +124,7 @@ class JobStore(Protocol):
         """Newest first."""
         ...
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
         """Newest first."""
         ...
 
@@ -422,7 +423,7 @@ class SecretStore(Protocol):
 class AccessLogStore(Protocol):
     async def record_access(self, record: AccessRecord) -> None: ...
 
-    async def access_log(self, *, before: Instant | None, limit: int) -> list[AccessRecord]: ...
+    async def access_log(self, *, before: Mark | None, limit: int) -> list[AccessRecord]: ...
 
 
 class MetaStore(Protocol):

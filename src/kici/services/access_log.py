@@ -9,7 +9,7 @@ from typing import Final
 
 from kici.domain.access import AccessRecord
 from kici.domain.errors import StoreDown
-from kici.domain.ids import Instant
+from kici.domain.paging import Mark
 from kici.observe.events import Event, emit
 from kici.ports.store import AccessLogStore
 
@@ -47,6 +47,6 @@ class AccessLog:
             )
         )
 
-    async def read(self, *, before: Instant | None, limit: int) -> list[AccessRecord]:
+    async def read(self, *, before: Mark | None, limit: int) -> list[AccessRecord]:
         """Newest first."""
         return await self._store.access_log(before=before, limit=limit)

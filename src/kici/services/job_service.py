@@ -10,6 +10,7 @@ from kici.domain.document import JobRequest, SubmitRun
 from kici.domain.errors import Conflict, Denied, NoCapacity, NotFound, StoreDown
 from kici.domain.ids import Instant, JobId, OrgId, RunId
 from kici.domain.job import TERMINAL, Job, JobStatus, NewJob, NewRun, Run, RunStatus
+from kici.domain.paging import Mark
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -125,7 +126,7 @@ class JobService:
     async def jobs(self, which: JobFilter) -> list[Job]:
         return await self._store.jobs(which)
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
         return await self._store.runs(before=before, limit=limit)
 
     async def cancel_job(self, job_id: JobId, *, force: bool, reason: str) -> Job:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kici.domain.ids import AgentId, ClassId, InstanceId, Instant, JobId, RunId
 from kici.domain.job import Job, JobStatus, Run, WaitingClass
+from kici.domain.paging import Mark
 from kici.ports.store import JobFilter
 from kici.stores.database import Params, Part, Value
 from kici.stores.query import Query
@@ -17,8 +18,11 @@ class JobReads(Part):
         row = await self._one(Query.RUN, {"run_id": run_id})
         return None if row is None else run_from(row)
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
-        rows = await self._database.read(Query.RUNS_LISTED, {"before": before, "limit": limit})
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
+        params: dict[str, Value] = {"before": None, "before_id": None, "limit": limit}
+        if before is not None:
+            params |= {"before": before.at, "before_id": before.id}
+        rows = await self._database.read(Query.RUNS_LISTED, params)
         return [run_from(row) for row in rows]
 
     async def jobs(self, which: JobFilter) -> list[Job]:

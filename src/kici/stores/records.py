@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from kici.domain.access import AccessRecord
 from kici.domain.ids import Instant, OrgId
+from kici.domain.paging import Mark
 from kici.domain.secret import SealedSecret, SecretRef
-from kici.stores.database import Params, Part, Step
+from kici.stores.database import Params, Part, Step, Value
 from kici.stores.query import Query
 from kici.stores.rows import access_from, clean_text, secret_from, to_json
 
@@ -83,8 +84,11 @@ class AccessLog(Part):
             },
         )
 
-    async def access_log(self, *, before: Instant | None, limit: int) -> list[AccessRecord]:
-        rows = await self._database.read(Query.ACCESS_LOG, {"before": before, "limit": limit})
+    async def access_log(self, *, before: Mark | None, limit: int) -> list[AccessRecord]:
+        params: dict[str, Value] = {"before": None, "before_id": None, "limit": limit}
+        if before is not None:
+            params |= {"before": before.at, "before_id": int(before.id)}
+        rows = await self._database.read(Query.ACCESS_LOG, params)
         return [access_from(row) for row in rows]
 
 

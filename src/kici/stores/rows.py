@@ -266,6 +266,7 @@ def access_from(row: Row) -> AccessRecord:
         target=row["target"],
         outcome=row["outcome"],
         detail=row["detail"],
+        id=row["id"],
     )
 
 

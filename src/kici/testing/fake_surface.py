@@ -18,6 +18,7 @@ from kici.domain.instance import Instance
 from kici.domain.job import TERMINAL, Job, JobStatus, Run, RunStatus
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk, Stream
+from kici.domain.paging import Mark
 from kici.domain.secret import SecretRef, SecretRow
 from kici.domain.verdict import NoScalerMatches, Verdict
 from kici.ports.clock import Clock
@@ -128,8 +129,12 @@ class FakeJobs:
         ]
         return found[: which.limit]
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]:
-        found = [run for run in reversed(self.run_rows.values()) if before is None or run.created_at < before]
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
+        found = [
+            run
+            for run in reversed(self.run_rows.values())
+            if before is None or (run.created_at, run.id) < (before.at, before.id)
+        ]
         return found[:limit]
 
     async def cancel_job(self, job_id: JobId, *, force: bool, reason: str) -> Job:
@@ -437,8 +442,9 @@ class FakeAccessLog:
     async def record(self, record: AccessRecord) -> None:
         self.records.append(record)
 
-    async def read(self, *, before: Instant | None, limit: int) -> list[AccessRecord]:
-        return [record for record in reversed(self.records) if before is None or record.at < before][:limit]
+    async def read(self, *, before: Mark | None, limit: int) -> list[AccessRecord]:
+        older = [each for each in self.records if before is None or (each.at, each.id) < (before.at, int(before.id))]
+        return older[::-1][:limit]
 
 
 class FakeSurface:

@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from kici.domain.access import Permission
 from kici.domain.errors import NotFound
-from kici.domain.ids import AgentId, Instant, JobId, OrgId
+from kici.domain.ids import AgentId, JobId, OrgId
+from kici.domain.paging import Mark
 from kici.web.admin_views import (
     AccessPage,
     AgentList,
@@ -79,7 +80,7 @@ class OrgQuery(msgspec.Struct, frozen=True, kw_only=True):
 class AccessQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of the access log."""
 
-    cursor: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,18}\.\d{1,18}$")] | None = None
     limit: Limit = 50
 
 
@@ -172,12 +173,12 @@ async def patch_settings(call: Call) -> SettingsView:
 
 async def read_access_log(call: Call) -> AccessPage:
     query = call.query_as(AccessQuery)
-    before = None if query.cursor is None else Instant(query.cursor)
+    before = None if query.cursor is None else Mark.of_cursor(query.cursor)
     rows = await call.surface.access_log.read(before=before, limit=query.limit + 1)
     page = rows[: query.limit]
     return AccessPage(
         items=[access_view(record) for record in page],
-        next_cursor=str(page[-1].at) if len(rows) > len(page) and page else None,
+        next_cursor=Mark(page[-1].at, str(page[-1].id)).cursor if len(rows) > len(page) and page else None,
     )
 
 

@@ -11,8 +11,9 @@ from kici.domain.access import Permission
 from kici.domain.document import JOBS_MAX, SubmitRun, read_run
 from kici.domain.document_model import RunDocument
 from kici.domain.errors import NotFound
-from kici.domain.ids import Instant, RunId
+from kici.domain.ids import RunId
 from kici.domain.job import Run
+from kici.domain.paging import Mark
 from kici.ports.store import JobFilter
 from kici.web.jobs import CancelBody, Limit, cancel_reason, viewed
 from kici.web.replays import IDEMPOTENCY_HEADER
@@ -25,7 +26,7 @@ RUN_FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 class RunsQuery(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Which runs to list."""
 
-    cursor: Annotated[int, Meta(ge=0, le=2**62)] | None = None
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,18}\.[\w-]{1,64}$")] | None = None
     limit: Limit = 50
 
 
@@ -46,12 +47,12 @@ async def submit_run(call: Call) -> Answer:
 
 async def list_runs(call: Call) -> RunPage:
     query = call.query_as(RunsQuery)
-    before = None if query.cursor is None else Instant(query.cursor)
+    before = None if query.cursor is None else Mark.of_cursor(query.cursor)
     rows = await call.surface.jobs.runs(before=before, limit=query.limit + 1)
     page = rows[: query.limit]
     return RunPage(
         items=[run_view(run) for run in page],
-        next_cursor=str(page[-1].created_at) if len(rows) > len(page) and page else None,
+        next_cursor=Mark(page[-1].created_at, page[-1].id).cursor if len(rows) > len(page) and page else None,
     )
 
 

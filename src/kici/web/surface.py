@@ -20,6 +20,7 @@ from kici.domain.instance import Instance
 from kici.domain.job import Job, JobStatus, Run
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
+from kici.domain.paging import Mark
 from kici.domain.secret import SecretRef, SecretRow
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
@@ -62,7 +63,7 @@ class JobService(Protocol):
 
     async def jobs(self, which: JobFilter) -> list[Job]: ...
 
-    async def runs(self, *, before: Instant | None, limit: int) -> list[Run]: ...
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]: ...
 
     async def cancel_job(self, job_id: JobId, *, force: bool, reason: str) -> Job:
         """The job as it is now.  `NotFound`; `Conflict` when it is over already."""
@@ -368,7 +369,7 @@ class AccessLog(Protocol):
         """Best effort: never raises for a store that is down."""
         ...
 
-    async def read(self, *, before: Instant | None, limit: int) -> list[AccessRecord]: ...
+    async def read(self, *, before: Mark | None, limit: int) -> list[AccessRecord]: ...
 
 
 class LiveVms(Protocol):

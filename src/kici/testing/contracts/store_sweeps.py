@@ -5,6 +5,7 @@ from typing import Final
 from kici.domain.ids import ClassId, JobId, OrgId, RunId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.logs import NewChunk, Stream
+from kici.domain.paging import Mark
 from kici.ports.store import JobFilter, Store
 from kici.testing.builders import HERE, a_demand, a_new_job, a_new_run, a_reservation, a_spawn
 from kici.testing.contracts.store_rules import (
@@ -51,7 +52,7 @@ async def lists_jobs_by_filter_newest_first(store: Store) -> None:
 
 async def pages_jobs_and_runs(store: Store) -> None:
     for number, id in enumerate("abcde"):
-        await queued(store, id, now=number)
+        await queued(store, id, now=number // 2)
     first = await store.jobs(JobFilter(limit=2))
     for which in (JobFilter(limit=2, before_seq=first[-1].seq), JobFilter(status=JobStatus.QUEUED, limit=2)):
         assert len(await store.jobs(which)) == 2
@@ -61,8 +62,8 @@ async def pages_jobs_and_runs(store: Store) -> None:
     of_run = JobFilter(run_id=RunId("run-of-a"), before_seq=first[-1].seq)
     assert ids(await store.jobs(of_run)) == ["a"]
     runs = await store.runs(before=None, limit=2)
-    assert [run.id for run in runs] == ["run-of-e", "run-of-d"]
-    more = await store.runs(before=runs[-1].created_at, limit=ALL)
+    assert [run.id for run in runs] == ["run-of-e", "run-of-d"]  # d and c are of one millisecond
+    more = await store.runs(before=Mark(runs[-1].created_at, runs[-1].id), limit=ALL)
     assert [run.id for run in more] == ["run-of-c", "run-of-b", "run-of-a"]
 
 

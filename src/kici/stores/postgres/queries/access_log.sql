@@ -6,6 +6,6 @@ VALUES (:at, :actor, :action, :target, :outcome, :detail);
 -- name: access_log
 -- Page of the access log, newest first.
 SELECT * FROM access_log
-WHERE at < COALESCE(:before, 9223372036854775807)
+WHERE (at, id) < (COALESCE(:before, 9223372036854775807), COALESCE(:before_id, 0))
 ORDER BY at DESC, id DESC
 LIMIT :limit;
