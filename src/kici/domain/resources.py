@@ -2,7 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 _MEMORY: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([kmg])i?\s*\Z", re.IGNORECASE | re.ASCII)
@@ -62,8 +63,10 @@ class Shape:
 
 
 UNDECLARED: Final = ResourceRequest()
+RESOLVED_KEPT_MAX: Final = 4096
 
 
+@lru_cache(maxsize=RESOLVED_KEPT_MAX)  # every job of a kind asks for the same, of every set that fits it
 def resolve(*layers: ResourceRequest | None) -> Shape:
     """Resolve layers, strongest first (job, label set, defaults), field by field after mirroring each layer.
 
@@ -80,12 +83,11 @@ def resolve(*layers: ResourceRequest | None) -> Shape:
 
 def amount(ask: Ask) -> Amount:
     """The amount that an ask declares; undeclared fields are 0.  Raises `ValueError` for bad memory strings."""
-    return Amount(cpus=ask.cpus or 0.0, memory_bytes=0 if ask.memory is None else parse_memory(ask.memory))
+    return Amount(cpus=float(ask.cpus or 0.0), memory_bytes=0 if ask.memory is None else parse_memory(ask.memory))
 
 
 def _fill(ask: Ask, weaker: Ask) -> Ask:
-    return replace(
-        ask,
+    return Ask(
         cpus=weaker.cpus if ask.cpus is None else ask.cpus,
         memory=weaker.memory if ask.memory is None else ask.memory,
     )
