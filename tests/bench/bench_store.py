@@ -21,7 +21,7 @@ from tests.engines import Server, postgres_server
 
 from kici.domain.ids import AgentId, ClassId, JobId, RunId
 from kici.domain.job import JobStatus
-from kici.ports.store import Store
+from kici.ports.store import Offer, Store
 from kici.stores.postgres.open import open_postgres
 from kici.stores.sqlite.open import open_sqlite
 from kici.testing import engines
@@ -172,7 +172,7 @@ async def claim_ms(store: Store, classes: Sequence[ClassId]) -> float:
         taken.append(time.perf_counter() - start)
         if job is not None:
             assert job.status is JobStatus.DISPATCHED
-            await store.requeue_job(job.id, agent_id, reason="bench", attempts_max=10**6)
+            await store.requeue_job(Offer(job.id, agent_id), reason="bench", attempts_max=10**6)
     return statistics.median(taken) * 1000
 
 

@@ -14,7 +14,7 @@ from kici.domain.job import JOB_MOVES, TERMINAL, JobStatus, NewJob, Outcome
 from kici.domain.logs import NewChunk, Stream
 from kici.domain.moves import sources
 from kici.domain.spawn import SERVING
-from kici.ports.store import JobFilter, Store
+from kici.ports.store import JobFilter, Offer, Store
 from kici.testing.builders import a_new_job, a_new_run, a_reservation, a_session, a_spawn, an_agent_token
 from kici.testing.contracts.store_rules import a_claim, after, agent
 
@@ -159,11 +159,13 @@ class Walk:
 
     def _requeue(self) -> Call:
         job, now, reason, counts = self._job(), after(self._now), self._text(), self._random.random() < 0.8
+        late = int(self._random.random() < 0.2)
 
         async def call(store: Store) -> object:
             held = await store.job(job)
             by = (held and held.agent_id) or agent(0)
-            return await store.requeue_job(job, by, reason=reason, attempts_max=2, count_attempt=counts, now=now)
+            offer = Offer(job, by, None if held is None else held.offers - late)
+            return await store.requeue_job(offer, reason=reason, attempts_max=2, count_attempt=counts, now=now)
 
         return call
 

@@ -15,7 +15,7 @@ from kici.domain.errors import Bug, Conflict, StoreDown
 from kici.domain.ids import AgentId, ClassId, InstanceId, JobId, RunId
 from kici.domain.job import JobStatus, Outcome
 from kici.domain.spawn import Spawn
-from kici.ports.store import JobFilter, Store
+from kici.ports.store import JobFilter, Offer, Store
 from kici.stores.database import Step
 from kici.stores.postgres.engine import HERE, Pool, session_settings
 from kici.stores.postgres.open import open_postgres
@@ -390,14 +390,22 @@ async def test_a_plan_made_for_empty_tables_stays_good(url: str) -> None:
     await fill(store, 5000, label="x")
     await fill(store, 1000, label="y", prefix="other")
     classes = [each.class_id for each in await store.waiting_classes(limit=10)]
-    end = {"status": "success", "exit_code": 0, "signal": None, "reason": None, "attempts_add": 0, "now": None}
+    end = {
+        "status": "success",
+        "offer": None,
+        "exit_code": 0,
+        "signal": None,
+        "reason": None,
+        "attempts_add": 0,
+        "now": None,
+    }
     cases = [
         (Query.CLAIM_OLDEST, {**claim, "class_ids": json.dumps(classes)}),
         (Query.CLAIM_OLDEST, {**claim, "class_ids": json.dumps([1, 2, 3])}),
         (Query.CLAIM_JOB, {**claim, "job_id": "job-4000"}),
         (
             Query.REQUEUE_JOB,
-            {"job_id": "job-4000", "agent_id": "a", "reason": "", "attempts_add": 1, "attempts_max": 9},
+            {"job_id": "job-4000", "agent_id": "a", "offer": 1, "reason": "", "attempts_add": 1, "attempts_max": 9},
         ),
         (Query.CLAIM_JOB, {**claim, "job_id": "job-4000"}),
         (Query.START_JOB, {"job_id": "job-4000", "agent_id": "a", "now": None}),
@@ -436,7 +444,7 @@ async def test_stays_consistent_under_a_mixed_load(store: Store) -> None:
     async def work(number: int) -> None:
         while (job := await store.claim_oldest([only.class_id], a_claim(agent(number)), now=after(1))) is not None:
             if number % 3 == 0:
-                await store.requeue_job(job.id, agent(number), reason="no", attempts_max=3, now=after(1))
+                await store.requeue_job(Offer(job.id, agent(number)), reason="no", attempts_max=3, now=after(1))
                 continue
             await store.start_job(job.id, agent(number), now=after(1))
             status = JobStatus.FAILED if number % 4 == 0 else JobStatus.SUCCESS

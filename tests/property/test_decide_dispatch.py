@@ -9,6 +9,7 @@ from kici.decide.dispatch import (
     ListedJob,
     LossCause,
     LostAgent,
+    OfferAgain,
     Phase,
     Recover,
     Requeue,
@@ -68,9 +69,11 @@ def test_a_lost_agents_started_jobs_never_return_to_the_queue_and_others_never_f
         assert plan.compute is not None
 
 
-@given(listed_jobs, held_jobs)
-def test_every_job_that_is_listed_or_held_is_decided_and_legally(listed: list[ListedJob], held: list[HeldJob]) -> None:
-    commands = reconcile(AGENT, listed=listed, held=held)
+@given(listed_jobs, held_jobs, st.booleans())
+def test_every_job_that_is_listed_or_held_is_decided_and_legally(
+    listed: list[ListedJob], held: list[HeldJob], scaler_managed: bool
+) -> None:
+    commands = reconcile(AGENT, scaler_managed=scaler_managed, listed=listed, held=held)
     statuses = {job.job_id: job.status for job in held}
     assert {command.job_id for command in commands} == {job.job_id for job in listed} | statuses.keys()
     for command in commands:
@@ -79,7 +82,7 @@ def test_every_job_that_is_listed_or_held_is_decided_and_legally(listed: list[Li
             case Start() | Resume():
                 assert status in HELD_BY_AGENT
                 assert command.job_id in {job.job_id for job in listed}
-            case Requeue():
+            case Requeue() | OfferAgain():
                 assert status is JobStatus.DISPATCHED
             case End(status=end):
                 assert status is not None

@@ -292,8 +292,6 @@ class IpHostNetwork:
                 raise
 
 
-
-
 def _set_up(interface: str) -> None:
     """What `ip link set … up` does."""
     name = interface.encode()

@@ -3,7 +3,7 @@
 One rule carries all others: a job starts once.  An agent starts a job only after `running` is committed, so one
 that is `dispatched` was started by nobody and may return to the queue, and one that is `running` never does.
 A lost connection is not a lost agent: what runs gets a grace in which its agent may return, unless there is
-proof that it cannot.
+proof that it cannot.  So does what was only offered, if the agent was made by a scaler: making another takes longer.
 
 Answers are commands for guarded writes; one that finds the job moved on meanwhile changes nothing.
 """
@@ -94,6 +94,8 @@ class LossPlan:
     """What follows from the loss of an agent, after it was taken out of the registry."""
 
     jobs: tuple[Requeue | Recover | End, ...] = ()
+    may_return: bool = False
+    """A job waits for it, until the grace is over."""
     compute: Teardown | Await | None = None
     """None: there is none, or it is left alone."""
 
@@ -111,19 +113,33 @@ def triage(agent: LostAgent, *, cause: LossCause, how: str, now: Instant) -> Los
     """`how` ends the sentence "agent x was lost: ..."."""
     if cause is LossCause.STOPPING:
         return LossPlan()
-    waits = cause in _MAY_RETURN and agent.grace_ms > 0
-    deadline = Instant(now + agent.grace_ms)
+    deadline = Instant(now + agent.grace_ms) if cause in _MAY_RETURN and agent.grace_ms > 0 else None
+    worth_waiting = frozenset() if deadline is None else _worth_waiting(agent, cause)
     what = f"agent {agent.agent_id} was lost: {how}"
     commands = tuple(
         command
         for job in agent.jobs
-        if (command := _triage_job(job, deadline=deadline if waits else None, what=what)) is not None
+        if (command := _triage_job(job, deadline, waits=job.status in worth_waiting, what=what)) is not None
     )
-    return LossPlan(jobs=commands, compute=_compute_plan(agent, cause, deadline if waits else None))
+    may_return = any(job.status in worth_waiting for job in agent.jobs)
+    compute = _compute_plan(agent, cause, deadline if may_return else None)
+    return LossPlan(jobs=commands, may_return=may_return, compute=compute)
 
 
-def _triage_job(job: HeldJob, *, deadline: Instant | None, what: str) -> Requeue | Recover | End | None:
+def _worth_waiting(agent: LostAgent, cause: LossCause) -> frozenset[JobStatus]:
+    """Jobs for which an agent that may return is waited for.
+
+    A machine that was made for a job is worth more than an offer, unless it let the offer lie.
+    """
+    if agent.scaler_managed and cause is not LossCause.ACK_TIMEOUT:
+        return STARTED | {JobStatus.DISPATCHED}
+    return STARTED
+
+
+def _triage_job(job: HeldJob, deadline: Instant | None, *, waits: bool, what: str) -> Requeue | Recover | End | None:
     match job.status:
+        case JobStatus.DISPATCHED if waits:
+            return None
         case JobStatus.DISPATCHED:
             return Requeue(job_id=job.job_id, reason=f"{what}, before it started the job")
         case JobStatus.RECOVERING if deadline is not None:
@@ -137,11 +153,10 @@ def _triage_job(job: HeldJob, *, deadline: Instant | None, what: str) -> Requeue
 
 
 def _compute_plan(agent: LostAgent, cause: LossCause, deadline: Instant | None) -> Teardown | Await | None:
+    """`deadline`: until when it is waited for; None: not at all."""
     if not agent.scaler_managed:
         return None
-    # An agent that did not even acknowledge is worth waiting for only if another of its jobs runs.
-    worth_waiting = STARTED if cause is LossCause.ACK_TIMEOUT else STARTED | {JobStatus.DISPATCHED}
-    if deadline is not None and any(job.status in worth_waiting for job in agent.jobs):
+    if deadline is not None:
         return Await(deadline=deadline)
     missed_beats = cause is LossCause.HEARTBEAT_TIMEOUT
     return Teardown(reason=ScaleDownReason.HEARTBEAT_TIMEOUT if missed_beats else ScaleDownReason.SHUTDOWN)
@@ -186,10 +201,19 @@ class Drop:
     job_id: JobId
 
 
-ReturnCommand = Start | Resume | Drop | Requeue | End
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferAgain:
+    """The offer did not reach the agent: tell it once more."""
+
+    job_id: JobId
 
 
-def reconcile(agent_id: AgentId, *, listed: Sequence[ListedJob], held: Sequence[HeldJob]) -> list[ReturnCommand]:
+ReturnCommand = Start | Resume | Drop | OfferAgain | Requeue | End
+
+
+def reconcile(
+    agent_id: AgentId, *, scaler_managed: bool, listed: Sequence[ListedJob], held: Sequence[HeldJob]
+) -> list[ReturnCommand]:
     """What to do with each job that a registering agent lists, or is held to have.  Listed ones first."""
     statuses = {job.job_id: job.status for job in held}
     phases = {job.job_id: job.phase for job in listed}
@@ -198,7 +222,7 @@ def reconcile(agent_id: AgentId, *, listed: Sequence[ListedJob], held: Sequence[
         commands.extend(_listed(job_id, phase, statuses.get(job_id)))
     for job_id, status in statuses.items():
         if job_id not in phases:
-            commands.append(_not_listed(job_id, status, agent_id))
+            commands.append(_not_listed(job_id, status, agent_id, scaler_managed=scaler_managed))
     return commands
 
 
@@ -220,10 +244,12 @@ def _listed(job_id: JobId, phase: Phase, status: JobStatus | None) -> tuple[Retu
             return (Drop(job_id=job_id),)
 
 
-def _not_listed(job_id: JobId, status: JobStatus, agent_id: AgentId) -> Requeue | End:
+def _not_listed(
+    job_id: JobId, status: JobStatus, agent_id: AgentId, *, scaler_managed: bool
+) -> OfferAgain | Requeue | End:
     what = f"agent {agent_id} came back without the job"
     if status is JobStatus.DISPATCHED:
-        return Requeue(job_id=job_id, reason=what)
+        return OfferAgain(job_id=job_id) if scaler_managed else Requeue(job_id=job_id, reason=what)
     return End(job_id=job_id, status=_end_of(status), reason=what)
 
 

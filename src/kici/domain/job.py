@@ -154,6 +154,8 @@ class Job:
     cancel_requested_at: Instant | None
     last_provisioning_error: str | None
     unroutable_since: Instant | None
+    offers: int
+    """How often it was claimed, also where that counts as no attempt: tells one claim from a later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,16 @@ class Claim:
     """Scaler of the agent, kept on the job for people."""
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One claim of a job: the agent may have claimed it before, and again since."""
+
+    job_id: JobId
+    agent_id: AgentId
+    number: int | None = None
+    """`Job.offers` as of that claim; None: whichever claim stands."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
     run_id: RunId
@@ -159,8 +169,7 @@ class JobStore(Protocol):
 
     async def requeue_job(
         self,
-        job_id: JobId,
-        agent_id: AgentId,
+        offer: Offer,
         *,
         reason: str,
         attempts_max: int,
@@ -169,9 +178,17 @@ class JobStore(Protocol):
     ) -> Requeued | None:
         """`dispatched -> queued` at its old place, or `failed` when attempts reach the maximum.
 
-        Only if this agent holds it.  If the run is being cancelled the job ends `cancelled` instead.
+        Only if the agent holds it by this claim: who returns an earlier one late takes nothing from a later one.  If
+        the run is being cancelled the job ends `cancelled` instead.
         A live spawn row of this agent that is bound to the job becomes `ending` in the same unit, so that another
         spawn may serve the job.
+        """
+        ...
+
+    async def offer_again(self, offer: Offer, *, ack_ms: int, now: Instant | None = None) -> Job | None:
+        """The agent of an offered job is told of it once more: `ack_deadline` counts from now.
+
+        None: the agent does not hold the job by this claim any more.
         """
         ...
 

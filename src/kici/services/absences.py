@@ -1,7 +1,7 @@
 """Agents that are gone but may come back: a blink is not a death.
 
 What follows from a loss is decided by `decide.dispatch.triage`; here it is carried out.  An agent that is lost
-with started jobs gets a grace to return with them.  When that ends, or the agent is proven dead, its jobs end
+with jobs gets a grace to return to them.  When that ends, or the agent is proven dead, its jobs end
 with the reason and its compute goes.  While the store does not answer nothing is settled and the grace stands
 still: the agent could not be let in either.
 """
@@ -25,7 +25,7 @@ from kici.decide.dispatch import (
 )
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId
-from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.domain.job import Job, JobStatus, Outcome
 from kici.domain.spawn import ScaleDownReason
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -183,7 +183,7 @@ class Absences:
                 self._absent.pop(absence.agent_id, None)
                 emit(Event.AGENT_MOVED, agent_id=absence.agent_id)
                 return
-            plan, may_return = await self._settle(absence)
+            plan = await self._settle(absence)
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
             absence.deadline = max(absence.deadline, self._clock.monotonic() + absence.grace_ms / 1000)
@@ -191,16 +191,16 @@ class Absences:
         if not self._is_current(absence):
             return
         absence.is_settled = absence.cause is cause  # else more is known since, and waits for its turn
-        if may_return:
+        if plan.may_return:
             return
         del self._absent[absence.agent_id]
         if plan.compute is not None:
             reason = ScaleDownReason.SHUTDOWN if isinstance(plan.compute, Await) else plan.compute.reason
             self._compute_gone(absence.agent_id, reason)
 
-    async def _settle(self, absence: Absence) -> tuple[LossPlan, bool]:
-        """Carry out the plan; look again while jobs moved under it.  The plan, and whether a started job waits."""
-        plan, may_return = LossPlan(), False
+    async def _settle(self, absence: Absence) -> LossPlan:
+        """Carry out the plan; look again while jobs moved under it."""
+        plan = LossPlan()
         for _ in range(SETTLE_TRIES):
             held = await self._store.held_jobs(absence.agent_id)
             agent = LostAgent(
@@ -213,11 +213,9 @@ class Absences:
             if not self._is_current(absence):
                 break
             done = [await self._apply(command, absence, held) for command in plan.jobs]
-            is_given_up = any(isinstance(command, End) for command in plan.jobs)
-            may_return = not is_given_up and any(job.status in STARTED for job in held)
             if all(done):
                 break
-        return plan, may_return
+        return plan
 
     async def _apply(self, command: Requeue | Recover | End, absence: Absence, held: list[Job]) -> bool:
         """False: the job was not where the plan saw it."""

@@ -200,6 +200,10 @@ class AgentSessions:
 
     # ------------------------------------------------------------------ what others see of an agent
 
+    def waits_for(self, agent_id: AgentId) -> bool:
+        """Whether an agent is away and may still return to its jobs."""
+        return agent_id in self._absences
+
     def compute_ended(self, agent_id: AgentId, how: str) -> None:
         """Its backend saw the compute of a registered agent end: proof of death."""
         agent = self._registry.get(agent_id)

@@ -16,7 +16,7 @@ from kici.domain.job import Demand, Job, JobStatus
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
-from kici.ports.store import Claim, JobStore
+from kici.ports.store import Claim, JobStore, Offer
 from kici.services.demand_index import DemandIndex
 from kici.services.drain_state import DrainState
 from kici.services.registry import CLAIMING, AgentRegistry, ConnectedAgent
@@ -177,6 +177,15 @@ class Dispatcher:
         self.handed_off(agent, job)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
 
+    async def offer_again(self, agent: ConnectedAgent, job: Job) -> None:
+        """Tell an agent that came back of the job that it holds and does not know."""
+        told = await self._store.offer_again(Offer(job.id, agent.agent_id, job.offers), ack_ms=self._ack_ms(job.org))
+        if told is None or self._registry.get(agent.agent_id) is not agent:
+            return  # it moved meanwhile, or the agent is gone again: its funnel sees to the job
+        agent.jobs[job.id] = told
+        emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
+        agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
+
     def rest(self, agent: ConnectedAgent) -> None:
         """Ask an agent for no job until it ends one or says how it is, or a while has passed."""
         agent.is_resting = True
@@ -197,7 +206,7 @@ class Dispatcher:
     async def _return_claim(self, job: Job) -> None:
         """Its agent is gone.  If the agent came back and holds the job by a newer claim, that one stands."""
         now = await self._store.job(job.id)
-        if now is not None and now.dispatched_at == job.dispatched_at:
+        if now is not None and now.offers == job.offers:
             await self.requeue(job, reason=f"agent {job.agent_id} was lost before it could be told")
 
     async def _resolve(self, agent: ConnectedAgent, slot: JobId) -> None:
@@ -223,7 +232,10 @@ class Dispatcher:
         """Back to the queue, at its old place, and offer it again.  None: it was no longer dispatched."""
         assert job.agent_id is not None, job
         requeued = await self._store.requeue_job(
-            job.id, job.agent_id, reason=reason, attempts_max=ATTEMPTS_MAX, count_attempt=count_attempt
+            Offer(job.id, job.agent_id, job.offers),
+            reason=reason,
+            attempts_max=ATTEMPTS_MAX,
+            count_attempt=count_attempt,
         )
         if requeued is None:
             return await self._requeued_before(job)

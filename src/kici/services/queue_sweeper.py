@@ -93,8 +93,10 @@ class QueueSweeper:
             await self._probe(grace_ms)
 
     async def _ack_overdue(self, job: Job) -> None:
-        """The agent leaves the registry before its job is offered again."""
+        """The agent leaves the registry before its job is offered again.  Of one that is away, the grace decides."""
         assert job.agent_id is not None, job
+        if self._sessions.waits_for(job.agent_id):
+            return
         why = "it did not acknowledge its job in time"
         dismissed = await self._sessions.dismiss(
             job.agent_id, cause=LossCause.ACK_TIMEOUT, code=CloseCode.ACK_TIMEOUT, why=why

@@ -142,11 +142,11 @@ class Recovery:
         }
 
     async def _agent(self, agent_id: AgentId, jobs: list[Job]) -> None:
-        """A job that is only dispatched keeps its acknowledgement deadline: the queue sweep watches it."""
+        """A static agent that has only an offer is not waited for: the queue sweep watches its deadline."""
         tracked = self._spawns.get(agent_id)
         dead = self._dead.get(agent_id)
         scaler_managed = tracked is not None or dead is not None
-        if dead is not None or any(job.status in STARTED for job in jobs):
+        if scaler_managed or any(job.status in STARTED for job in jobs):
             await self._absences.begin(
                 agent_id,
                 scaler_managed=scaler_managed,

@@ -7,10 +7,23 @@ job, so the job waits for exactly this agent however old other waiting jobs are.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, assert_never
 
 from kici.decide.container_plan import is_loopback
-from kici.decide.dispatch import Drop, End, HeldJob, ListedJob, LossCause, Phase, Requeue, Resume, Start, reconcile
+from kici.decide.dispatch import (
+    Drop,
+    End,
+    HeldJob,
+    ListedJob,
+    LossCause,
+    OfferAgain,
+    Phase,
+    Requeue,
+    Resume,
+    Start,
+    reconcile,
+)
 from kici.decide.fit import AgentShape
 from kici.decide.prune import EVENT
 from kici.decide.registration import (
@@ -328,6 +341,7 @@ class Registration:
         jobs = {job.id: job for job in held}
         commands = reconcile(
             agent.agent_id,
+            scaler_managed=agent.spawn is not None,
             listed=[ListedJob(job_id=JobId(ref.job_id), phase=Phase(ref.phase)) for ref in message.in_flight_jobs],
             held=[HeldJob(job_id=job.id, status=job.status) for job in held],
         )
@@ -339,6 +353,8 @@ class Registration:
                     await self._resume(agent, job_id, plan, cancels=cancels)
                 case Drop(job_id=job_id):
                     plan.verdicts.append(JobVerdict(job_id=job_id, action="drop"))
+                case OfferAgain(job_id=job_id):
+                    plan.after.append(partial(self._dispatcher.offer_again, agent, jobs[job_id]))
                 case Requeue(job_id=job_id, reason=reason):
                     self._registry.take_back(agent, job_id)  # it never had it
                     await self._dispatcher.requeue(jobs[job_id], reason=reason)

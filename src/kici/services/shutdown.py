@@ -10,13 +10,13 @@ from typing import Final, Protocol
 
 from kici.decide.prune import EVENT
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId, InstanceId, JobId
-from kici.domain.job import STARTED, JobStatus, Outcome
+from kici.domain.ids import AgentId, InstanceId
+from kici.domain.job import STARTED, Job, JobStatus, Outcome
 from kici.domain.spawn import ScaleDownReason
 from kici.observe.events import Event, emit
 from kici.ports.backend import Backend
 from kici.ports.clock import Clock
-from kici.ports.store import AgentStore, JobStore
+from kici.ports.store import AgentStore, JobStore, Offer
 from kici.services.agent_sessions import AgentSessions
 from kici.services.drain_state import DrainState
 from kici.services.elector import Elector
@@ -100,14 +100,14 @@ class Shutdown:
             if job.agent_id is None or job.agent_id not in local:
                 continue
             try:
-                await self._return_job(job.agent_id, job.id)
+                await self._return_job(job.agent_id, job)
             except StoreDown as error:
                 emit(Event.STORE_DOWN, job_id=job.id, error=str(error))
 
-    async def _return_job(self, agent_id: AgentId, job_id: JobId) -> None:
+    async def _return_job(self, agent_id: AgentId, job: Job) -> None:
         reason = "the coordinator was stopped while the job ran"
         requeued = await self._store.requeue_job(
-            job_id, agent_id, reason=reason, attempts_max=1_000_000, count_attempt=False
+            Offer(job.id, agent_id, job.offers), reason=reason, attempts_max=1_000_000, count_attempt=False
         )
         if requeued is None:
             for status, sources in (
@@ -115,7 +115,7 @@ class Shutdown:
                 (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
             ):
                 await self._lifecycle.end(
-                    job_id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
+                    job.id, Outcome(status=status, reason=reason), agent_id=agent_id, from_statuses=sources
                 )
 
     async def _registered(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from kici.domain.ids import AgentId, Instant, JobId, RunId
 from kici.domain.job import JOB_MOVES, Job, JobStatus, Outcome
 from kici.domain.moves import check_move
-from kici.ports.store import Cancelled, Finished, Requeued
+from kici.ports.store import Cancelled, Finished, Offer, Requeued
 from kici.stores.database import Params, Part, Rows, Step, Value
 from kici.stores.query import Query
 from kici.stores.rows import clean_text, job_from, to_json
@@ -28,6 +28,8 @@ class End:
     from_statuses: frozenset[JobStatus]
     agent_id: AgentId | None = None
     """Holds the job; None: whoever does."""
+    offer: int | None = None
+    """Holds it by this claim; None: by any."""
     counts_attempt: bool = False
     unroutable_grace_ms: int | None = None
     """Was stamped unroutable longer ago than this; None: need not be."""
@@ -47,6 +49,7 @@ class End:
             "reason": None if reason is None else clean_text(reason),
             "from_statuses": to_json(sorted(self.from_statuses)),
             "agent_id": self.agent_id,
+            "offer": self.offer,
             "attempts_add": int(self.counts_attempt),
             "now": self.now,
         }
@@ -94,18 +97,18 @@ class JobEnds(Part):
 
     async def requeue_job(
         self,
-        job_id: JobId,
-        agent_id: AgentId,
+        offer: Offer,
         *,
         reason: str,
         attempts_max: int,
         count_attempt: bool = True,
         now: Instant | None = None,
     ) -> Requeued | None:
-        spawn = Step(Query.END_BOUND_SPAWN, {"job_id": job_id, "agent_id": agent_id, "reason": "requeued", "now": now})
+        held: Params = {"job_id": offer.job_id, "agent_id": offer.agent_id}
+        spawn = Step(Query.END_BOUND_SPAWN, {**held, "reason": "requeued", "now": now})
         requeue: Params = {
-            "job_id": job_id,
-            "agent_id": agent_id,
+            **held,
+            "offer": offer.number,
             "reason": clean_text(reason),
             "attempts_add": int(count_attempt),
             "attempts_max": attempts_max,
@@ -114,12 +117,13 @@ class JobEnds(Part):
         if results is not None:
             return Requeued(job=job_from(results[1][0]))
         give_up = End(
-            job_id=job_id,
+            job_id=offer.job_id,
             outcome=Outcome(
                 status=JobStatus.FAILED, reason=f"gave up after {attempts_max} dispatch attempts: {reason}"
             ),
             from_statuses=frozenset({JobStatus.DISPATCHED}),
-            agent_id=agent_id,
+            agent_id=offer.agent_id,
+            offer=offer.number,
             counts_attempt=count_attempt,
             now=now,
         )

@@ -9,7 +9,7 @@ from typing import Final
 from kici.domain.errors import Bug, Retryable
 from kici.domain.ids import AgentId, ClassId, InstanceId, Instant, JobId
 from kici.domain.job import Job, JobStatus, NewJob, NewRun
-from kici.ports.store import Claim, Submitted
+from kici.ports.store import Claim, Offer, Submitted
 from kici.stores.database import Params, Part, Rows, Value
 from kici.stores.query import Query
 from kici.stores.rows import canonical_demand, class_id, class_key, clean_text, job_from, to_json
@@ -74,6 +74,16 @@ class JobMoves(Part):
 
     async def start_job(self, job_id: JobId, agent_id: AgentId, *, now: Instant | None = None) -> Job | None:
         return first_job(await self._write(Query.START_JOB, {"job_id": job_id, "agent_id": agent_id, "now": now}))
+
+    async def offer_again(self, offer: Offer, *, ack_ms: int, now: Instant | None = None) -> Job | None:
+        params: Params = {
+            "job_id": offer.job_id,
+            "agent_id": offer.agent_id,
+            "offer": offer.number,
+            "ack_ms": ack_ms,
+            "now": now,
+        }
+        return first_job(await self._write(Query.OFFER_AGAIN, params))
 
     async def recover_job(
         self, job_id: JobId, agent_id: AgentId, *, deadline: Instant, now: Instant | None = None

@@ -105,6 +105,7 @@ class Query(StrEnum):
     MARK_UNROUTABLE = "mark_unroutable"
     META = "meta"
     MIGRATIONS_APPLIED = "migrations_applied"
+    OFFER_AGAIN = "offer_again"
     ORG_SETTINGS = "org_settings"
     OVERDUE_ACKS = "overdue_acks"
     OVERDUE_RECOVERIES = "overdue_recoveries"

@@ -106,6 +106,7 @@ def job_from(row: Row, *, demand: Demand | None = None) -> Job:
         cancel_requested_at=row["cancel_requested_at"],
         last_provisioning_error=row["last_provisioning_error"],
         unroutable_since=row["unroutable_since"],
+        offers=row["offers"],
     )
 
 

@@ -77,6 +77,7 @@ def a_job(**fields: Any) -> Job:
         cancel_requested_at=None,
         last_provisioning_error=None,
         unroutable_since=None,
+        offers=0,
     )
     return replace(job, **fields)
 
@@ -89,6 +90,7 @@ def a_running_job(agent_id: AgentId = AGENT, **fields: Any) -> Job:
         "dispatched_at": SIM_START,
         "started_at": SIM_START,
         "attempts": 1,
+        "offers": 1,
     }
     return a_job(**{**held, **fields})
 

@@ -9,6 +9,7 @@ from kici.decide.dispatch import (
     LossCause,
     LossPlan,
     LostAgent,
+    OfferAgain,
     Phase,
     Recover,
     Requeue,
@@ -44,17 +45,24 @@ def lost(
     return triage(agent, cause=cause, how=HOW, now=NOW)
 
 
-def returned(phase: Phase | None, status: JobStatus | None) -> list[ReturnCommand]:
+def returned(phase: Phase | None, status: JobStatus | None, *, scaler_managed: bool = True) -> list[ReturnCommand]:
     listed = [] if phase is None else [ListedJob(job_id=JOB, phase=phase)]
     held = [] if status is None else [HeldJob(job_id=JOB, status=status)]
-    return reconcile(AGENT, listed=listed, held=held)
+    return reconcile(AGENT, scaler_managed=scaler_managed, listed=listed, held=held)
 
 
 @pytest.mark.spec("T1.14")
 @pytest.mark.parametrize("cause", sorted(set(LossCause) - {LossCause.STOPPING}))
-def test_a_job_that_was_not_started_goes_back_to_the_queue_however_its_agent_was_lost(cause: LossCause) -> None:
-    plan = lost(_S.DISPATCHED, cause=cause)
+@pytest.mark.parametrize("scaler_managed", [True, False])
+def test_a_job_that_was_not_started_goes_back_to_the_queue_once_its_agent_is_given_up(
+    cause: LossCause, scaler_managed: bool
+) -> None:
+    plan = lost(_S.DISPATCHED, cause=cause, scaler_managed=scaler_managed)
+    if scaler_managed and cause in (LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT):
+        assert plan == LossPlan(may_return=True, compute=Await(deadline=DEADLINE))
+        plan = lost(_S.DISPATCHED, cause=cause, grace_ms=0)
     assert plan.jobs == (Requeue(job_id=JobId("job-dispatched"), reason=f"{LOST}, before it started the job"),)
+    assert not plan.may_return
 
 
 @pytest.mark.spec("T2.8")
@@ -67,7 +75,7 @@ def test_a_started_job_waits_for_an_agent_that_may_return(status: JobStatus, sca
 
 
 def test_a_job_that_waits_already_keeps_its_deadline() -> None:
-    assert lost(_S.RECOVERING) == LossPlan(jobs=(), compute=Await(deadline=DEADLINE))
+    assert lost(_S.RECOVERING) == LossPlan(may_return=True, compute=Await(deadline=DEADLINE))
 
 
 @pytest.mark.parametrize(
@@ -96,11 +104,6 @@ def test_without_grace_a_closed_connection_ends_the_job() -> None:
         jobs=(End(job_id=JobId("job-running"), status=_S.FAILED, reason=LOST),),
         compute=Teardown(reason=ScaleDownReason.SHUTDOWN),
     )
-
-
-@pytest.mark.spec("T2.12")
-def test_a_scaler_agent_that_had_an_offer_may_return_too() -> None:
-    assert lost(_S.DISPATCHED).compute == Await(deadline=DEADLINE)
 
 
 @pytest.mark.spec("T1.4")
@@ -166,4 +169,9 @@ def test_a_started_job_that_the_agent_comes_back_without_is_over(status: JobStat
 
 def test_an_offer_that_the_agent_comes_back_without_returns_to_the_queue() -> None:
     reason = f"agent {AGENT} came back without the job"
-    assert returned(None, _S.DISPATCHED) == [Requeue(job_id=JOB, reason=reason)]
+    assert returned(None, _S.DISPATCHED, scaler_managed=False) == [Requeue(job_id=JOB, reason=reason)]
+
+
+@pytest.mark.spec("D9")
+def test_an_offer_that_a_made_agent_comes_back_without_is_told_again() -> None:
+    assert returned(None, _S.DISPATCHED) == [OfferAgain(job_id=JOB)]

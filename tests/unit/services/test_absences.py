@@ -6,8 +6,10 @@ from kici.domain import knobs
 from kici.domain.job import Job, JobStatus
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
+from kici.wire.messages import JobStart
 
 GRACE = knobs.AGENT_RECONNECT_GRACE_MS.name
+ACK = knobs.DISPATCH_ACK_TIMEOUT_MS.name
 STATIC_SECONDS = 120
 
 
@@ -91,6 +93,60 @@ async def test_a_made_agent_has_its_own_grace_and_keeps_its_machine_during_it(be
     assert "did not come back within 30 s" in (found.reason or "")
     await bench.passes(2)
     await bench.is_clean()
+
+
+@pytest.mark.spec("D9")
+@pytest.mark.parametrize("is_acked", [True, False])
+@benched(a_scaler(), settings={GRACE: 30_000, ACK: 5_000})
+async def test_a_made_agent_that_was_only_offered_its_job_may_return_for_it(bench: Bench, is_acked: bool) -> None:
+    job = await bench.submits("linux")
+    agent = await bench.made()
+    await agent.is_offered()
+    agent.cut()
+    await bench.passes(20)
+    assert await bench.status(job) is JobStatus.DISPATCHED
+    assert list(bench.machines.alive) == [agent.agent_id]
+    if is_acked:
+        ack = await agent.registers((job.id, "acked"))
+        assert [verdict.action for verdict in ack.jobs] == ["start"]
+        assert (await agent.hears(JobStart)).job_id == job.id
+    else:
+        await agent.registers()
+        assert await agent.starts() == job.id
+    agent.ends(job.id)
+    found = await bench.ended(job)
+    assert (found.status, found.attempts, found.offers) == (JobStatus.SUCCESS, 0, 1)
+    assert len(bench.orders) == 1
+
+
+@pytest.mark.spec("D9", "T1.14")
+@benched(a_scaler(), settings={GRACE: 30_000, ACK: 5_000})
+async def test_an_offer_waits_no_longer_than_the_grace_and_is_then_served_by_another(bench: Bench) -> None:
+    job = await bench.submits("linux")
+    agent = await bench.made()
+    await agent.is_offered()
+    agent.cut()
+    await bench.passes(28)
+    assert await bench.status(job) is JobStatus.DISPATCHED
+    other = await bench.made(1)
+    assert await other.starts() == job.id
+    assert (await bench.job(job)).attempts == 1
+    assert list(bench.machines.alive) == [other.agent_id]
+
+
+@pytest.mark.spec("D9")
+@benched(a_scaler(), settings={GRACE: 30_000, ACK: 5_000})
+async def test_one_that_returns_for_its_offer_and_says_nothing_loses_it(bench: Bench) -> None:
+    job = await bench.submits("linux")
+    agent = await bench.made()
+    await agent.is_offered()
+    agent.cut()
+    await bench.passes(20)
+    await agent.registers()
+    await bench.passes(4)
+    assert await bench.status(job) is JobStatus.DISPATCHED
+    other = await bench.made(1)
+    assert await other.starts() == job.id
 
 
 @pytest.mark.spec("D9")

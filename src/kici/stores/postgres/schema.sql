@@ -72,7 +72,8 @@ CREATE TABLE jobs (
     last_provisioning_error TEXT,
     unroutable_since BIGINT,
     needs TEXT NOT NULL,
-    spec TEXT NOT NULL
+    spec TEXT NOT NULL,
+    offers INTEGER NOT NULL DEFAULT 0
 );
 
 -- Rows of a queue die young: clean up early, or the heads of the indexes fill with the dead.

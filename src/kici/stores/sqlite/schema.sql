@@ -67,7 +67,7 @@ CREATE TABLE jobs (
     unroutable_since INTEGER,
     needs TEXT NOT NULL,
     spec TEXT NOT NULL
-) STRICT;
+, offers INTEGER NOT NULL DEFAULT 0) STRICT;
 
 CREATE INDEX jobs_queue ON jobs (class_id, seq) WHERE status = 'queued';
 CREATE INDEX jobs_of_run ON jobs (run_id, seq);

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Final
 
 from kici.domain.errors import Bug, Conflict
-from kici.domain.ids import ClassId, JobId, OrgId, RunId
+from kici.domain.ids import ClassId, Instant, JobId, OrgId, RunId
 from kici.domain.job import JobSpec, JobStatus, Outcome
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
-from kici.ports.store import JobFilter, Store, Submitted
+from kici.ports.store import JobFilter, Offer, Store, Submitted
 from kici.testing.builders import HERE, a_demand, a_new_job, a_new_run, a_reservation, a_session, a_spawn
 from kici.testing.contracts.store_rules import (
     ACK_MS,
@@ -231,7 +231,9 @@ async def offers_the_oldest_and_returns_ahead_of_younger(store: Store) -> None:
     x = ClassId(await class_of(store, "a"))
     first = given(await store.claim_oldest([x], a_claim(), now=after(1)))
     assert first.id == "a"
-    back = given(await store.requeue_job(JobId("a"), agent(), reason="rejected", attempts_max=5, now=after(2))).job
+    back = given(
+        await store.requeue_job(Offer(JobId("a"), agent()), reason="rejected", attempts_max=5, now=after(2))
+    ).job
     assert (back.status, back.seq, back.queued_at) == (JobStatus.QUEUED, first.seq, first.queued_at)
     assert (back.attempts, back.reason) == (1, "rejected")
     order = [given(await store.claim_oldest([x], a_claim(agent(n)), now=after(3))).id for n in range(3)]
@@ -260,7 +262,7 @@ async def answers_a_repeated_acknowledgement(store: Store) -> None:
 async def forgets_an_acknowledgement_that_is_late(store: Store) -> None:
     await queued(store, "a")
     await offered(store, "a")
-    assert await store.requeue_job(JobId("a"), agent(), reason="no ack", attempts_max=5, now=after(1))
+    assert await store.requeue_job(Offer(JobId("a"), agent()), reason="no ack", attempts_max=5, now=after(1))
     assert await store.start_job(JobId("a"), agent(), now=after(2)) is None
     await offered(store, "a", to=agent(2), now=3)
     assert await store.start_job(JobId("a"), agent(), now=after(4)) is None
@@ -270,12 +272,61 @@ async def forgets_an_acknowledgement_that_is_late(store: Store) -> None:
 async def returns_only_what_was_offered_to_this_agent(store: Store) -> None:
     await queued(store, "a", "b")
     await offered(store, "a")
-    assert await store.requeue_job(JobId("a"), agent(2), reason="", attempts_max=5, now=after(1)) is None
-    assert await store.requeue_job(JobId("b"), agent(), reason="", attempts_max=5, now=after(1)) is None
+    assert await store.requeue_job(Offer(JobId("a"), agent(2)), reason="", attempts_max=5, now=after(1)) is None
+    assert await store.requeue_job(Offer(JobId("b"), agent()), reason="", attempts_max=5, now=after(1)) is None
     await store.start_job(JobId("a"), agent(), now=after(2))
-    assert await store.requeue_job(JobId("a"), agent(), reason="", attempts_max=5, now=after(3)) is None
-    assert await store.requeue_job(JobId("a"), agent(), reason="", attempts_max=0, now=after(3)) is None
+    assert await store.requeue_job(Offer(JobId("a"), agent()), reason="", attempts_max=5, now=after(3)) is None
+    assert await store.requeue_job(Offer(JobId("a"), agent()), reason="", attempts_max=0, now=after(3)) is None
     assert await status(store, "a", "b") == [JobStatus.RUNNING, JobStatus.QUEUED]
+
+
+async def a_late_return_takes_nothing_from_a_later_claim(store: Store) -> None:
+    await queued(store, "a")
+    first = given(await store.claim_job(JobId("a"), a_claim(), now=after(1)))
+    back = given(
+        await store.requeue_job(
+            Offer(JobId("a"), agent(), first.offers), reason="", attempts_max=5, count_attempt=False, now=after(1)
+        )
+    )
+    again = given(await store.claim_job(JobId("a"), a_claim(), now=after(1)))
+    assert (first.offers, back.job.offers, again.offers) == (1, 1, 2)
+    for attempts_max in (5, 0):
+        late = await store.requeue_job(
+            Offer(JobId("a"), agent(), first.offers), reason="", attempts_max=attempts_max, now=after(2)
+        )
+        assert late is None
+    assert (await job(store, "a")) == again
+    assert await store.requeue_job(Offer(JobId("a"), agent(), again.offers), reason="", attempts_max=5, now=after(2))
+
+
+async def counts_every_way_to_claim_as_an_offer(store: Store) -> None:
+    await submit(store, a_new_job("a"), a_new_job("b"), run="r")
+    x = ClassId(await class_of(store, "a"))
+    assert given(await store.claim_oldest([x], a_claim(), now=after(1))).offers == 1
+    spawn = a_spawn(agent_id=agent(2), bound_job_id=JobId("b"))
+    await store.insert_spawn(spawn, a_reservation(spawn), None, now=after(1))
+    session = a_session(agent_id=agent(2), scaler=spawn.scaler)
+    registered = given(await store.register_agent(session, needs_spawn=True, bound=a_claim(agent(2)), now=after(2)))
+    assert given(registered.job).offers == 1
+    at_once = await store.submit(
+        a_new_run(id=RunId("now")),
+        [a_new_job("c", claimed_by=agent(3)), a_new_job("d")],
+        claim=a_claim(agent(3)),
+        now=after(3),
+    )
+    assert [each.offers for each in at_once.jobs] == [1, 0]
+
+
+async def gives_the_agent_of_an_offer_its_time_anew(store: Store) -> None:
+    await queued(store, "a")
+    claimed = given(await store.claim_job(JobId("a"), a_claim(), now=after(1)))
+    offer = claimed.offers
+    assert await store.offer_again(Offer(JobId("a"), agent(2), offer), ack_ms=7_000, now=after(2)) is None
+    assert await store.offer_again(Offer(JobId("a"), agent(), offer + 1), ack_ms=7_000, now=after(2)) is None
+    told = given(await store.offer_again(Offer(JobId("a"), agent(), offer), ack_ms=7_000, now=after(2)))
+    assert told == replace(claimed, ack_deadline=Instant(after(2) + 7_000))
+    await store.start_job(JobId("a"), agent(), now=after(3))
+    assert await store.offer_again(Offer(JobId("a"), agent(), offer), ack_ms=7_000, now=after(4)) is None
 
 
 @shows("T1.5")
@@ -284,7 +335,9 @@ async def gives_up_after_the_last_attempt(store: Store) -> None:
     for number in range(5):
         await offered(store, "a", to=agent(number), now=number)
         back = given(
-            await store.requeue_job(JobId("a"), agent(number), reason="no ack", attempts_max=5, now=after(number))
+            await store.requeue_job(
+                Offer(JobId("a"), agent(number)), reason="no ack", attempts_max=5, now=after(number)
+            )
         )
         assert back.job.attempts == number + 1
         assert back.job.status is (JobStatus.FAILED if number == 4 else JobStatus.QUEUED)
@@ -299,7 +352,7 @@ async def may_return_without_counting(store: Store) -> None:
         await offered(store, "a")
         back = given(
             await store.requeue_job(
-                JobId("a"), agent(), reason="drain", attempts_max=2, count_attempt=False, now=after(1)
+                Offer(JobId("a"), agent()), reason="drain", attempts_max=2, count_attempt=False, now=after(1)
             )
         )
         assert (back.job.status, back.job.attempts) == (JobStatus.QUEUED, 0)
@@ -315,10 +368,10 @@ async def ends_the_bound_spawn_of_a_returned_job(store: Store) -> None:
         assert await store.insert_spawn(spawn, a_reservation(spawn), None, now=after(0)) is None
     await offered(store, "a", to=agent(1))
     await offered(store, "b", to=agent(2))
-    assert await store.requeue_job(JobId("a"), agent(2), reason="", attempts_max=5, now=after(1)) is None
+    assert await store.requeue_job(Offer(JobId("a"), agent(2)), reason="", attempts_max=5, now=after(1)) is None
     assert given(await store.spawn(agent(1))).state is SpawnState.BOOTING
-    assert await store.requeue_job(JobId("a"), agent(1), reason="", attempts_max=5, now=after(2))
-    assert await store.requeue_job(JobId("b"), agent(2), reason="", attempts_max=1, now=after(2))
+    assert await store.requeue_job(Offer(JobId("a"), agent(1)), reason="", attempts_max=5, now=after(2))
+    assert await store.requeue_job(Offer(JobId("b"), agent(2)), reason="", attempts_max=1, now=after(2))
     for number in (1, 2):
         spawn = given(await store.spawn(agent(number)))
         assert (spawn.state, spawn.destroy_requested_at) == (SpawnState.ENDING, after(2))
@@ -343,7 +396,7 @@ async def never_gives_a_job_of_a_cancelled_run(store: Store) -> None:
 async def clears_the_reason_of_a_return_at_the_start(store: Store) -> None:
     await queued(store, "a")
     await offered(store, "a")
-    await store.requeue_job(JobId("a"), agent(), reason="rejected", attempts_max=5, now=after(1))
+    await store.requeue_job(Offer(JobId("a"), agent()), reason="rejected", attempts_max=5, now=after(1))
     assert (await ended(store, "a")).job.reason is None
 
 
@@ -377,6 +430,9 @@ CASES: Final[tuple[Case, ...]] = (
     answers_a_repeated_acknowledgement,
     forgets_an_acknowledgement_that_is_late,
     returns_only_what_was_offered_to_this_agent,
+    a_late_return_takes_nothing_from_a_later_claim,
+    counts_every_way_to_claim_as_an_offer,
+    gives_the_agent_of_an_offer_its_time_anew,
     gives_up_after_the_last_attempt,
     may_return_without_counting,
     ends_the_bound_spawn_of_a_returned_job,

@@ -6,7 +6,7 @@ from kici.domain.ids import ClassId, JobId, OrgId, RunId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.logs import NewChunk, Stream
 from kici.domain.paging import Mark
-from kici.ports.store import JobFilter, Store
+from kici.ports.store import JobFilter, Offer, Store
 from kici.testing.builders import HERE, a_demand, a_new_job, a_new_run, a_reservation, a_spawn
 from kici.testing.contracts.store_rules import (
     ALL,
@@ -189,7 +189,7 @@ async def expires_nothing_that_an_agent_holds(store: Store) -> None:
     await submit(store, a_new_job("a", expires_at=after(10)))
     await offered(store, "a")
     assert await store.expire_queued(limit=ALL, now=after(11)) == []
-    await store.requeue_job(JobId("a"), agent(), reason="", attempts_max=5, now=after(12))
+    await store.requeue_job(Offer(JobId("a"), agent()), reason="", attempts_max=5, now=after(12))
     assert len(await store.expire_queued(limit=ALL, now=after(12))) == 1
 
 

@@ -49,7 +49,7 @@ made_needs AS (
 made AS (
     INSERT INTO jobs (
         id, run_id, name, org, status, class_id, is_needed, created_at, queued_at, expires_at,
-        agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec
+        agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec, offers
     )
     SELECT
         id,
@@ -68,7 +68,8 @@ made AS (
         CASE WHEN status = 'dispatched' THEN COALESCE(:now, now_ms()) + :ack_ms::BIGINT END,
         CASE WHEN status = 'dispatched' THEN :scaler::TEXT END,
         needs::TEXT,
-        spec
+        spec,
+        (status = 'dispatched')::INTEGER
     FROM document
     ORDER BY place
     RETURNING *
@@ -192,6 +193,7 @@ claimed AS (
         agent_id = :agent_id,
         owner_instance_id = :instance_id,
         dispatched_at = COALESCE(:now, now_ms()),
+        offers = offers + 1,
         ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
         scaler = :scaler,
         last_provisioning_error = NULL,
@@ -209,6 +211,7 @@ UPDATE jobs SET
     agent_id = :agent_id,
     owner_instance_id = :instance_id,
     dispatched_at = COALESCE(:now, now_ms()),
+    offers = offers + 1,
     ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
     scaler = :scaler,
     last_provisioning_error = NULL,
@@ -223,6 +226,7 @@ UPDATE jobs SET
     agent_id = :agent_id,
     owner_instance_id = :instance_id,
     dispatched_at = COALESCE(:now, now_ms()),
+    offers = offers + 1,
     ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT,
     scaler = :scaler,
     last_provisioning_error = NULL,
@@ -256,7 +260,14 @@ UPDATE jobs SET
 WHERE id = :job_id
     AND agent_id = :agent_id
     AND status || '' = 'dispatched'
+    AND offers = COALESCE(:offer::INTEGER, offers)
     AND attempts + :attempts_add::INTEGER < :attempts_max::INTEGER
+RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
+
+-- name: offer_again
+-- Give the agent of an offered job its time to acknowledge anew.
+UPDATE jobs SET ack_deadline = COALESCE(:now, now_ms()) + :ack_ms::BIGINT
+WHERE id = :job_id AND agent_id = :agent_id AND status || '' = 'dispatched' AND offers = :offer::INTEGER
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: finish_lone_job
@@ -283,6 +294,7 @@ ended AS (
         AND NOT jobs.is_needed
         AND jobs.status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
+        AND jobs.offers = COALESCE(:offer::INTEGER, jobs.offers)
     RETURNING jobs.*
 ),
 closed AS (
@@ -329,6 +341,7 @@ UPDATE jobs SET
 WHERE id = :job_id
     AND status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
     AND (:agent_id::TEXT IS NULL OR agent_id = :agent_id)
+    AND offers = COALESCE(:offer::INTEGER, offers)
     AND (
         :grace_ms::BIGINT IS NULL
         OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)

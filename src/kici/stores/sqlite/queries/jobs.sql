@@ -14,7 +14,7 @@ SELECT json_extract(value, '$.class_id'), json_extract(value, '$.class_key'), js
 FROM json_each(:jobs);
 INSERT INTO jobs (
     id, run_id, name, org, status, class_id, is_needed, created_at, queued_at, expires_at,
-    agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec
+    agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec, offers
 )
 SELECT
     json_extract(value, '$.id'),
@@ -33,7 +33,8 @@ SELECT
     CASE WHEN json_extract(value, '$.status') = 'dispatched' THEN COALESCE(:now, now_ms()) + :ack_ms END,
     CASE WHEN json_extract(value, '$.status') = 'dispatched' THEN :scaler END,
     json_extract(value, '$.needs'),
-    json_extract(value, '$.spec')
+    json_extract(value, '$.spec'),
+    json_extract(value, '$.status') = 'dispatched'
 FROM json_each(:jobs)
 WHERE true
 ORDER BY json_extract(value, '$.place')
@@ -133,6 +134,7 @@ UPDATE jobs SET
     agent_id = :agent_id,
     owner_instance_id = :instance_id,
     dispatched_at = COALESCE(:now, now_ms()),
+    offers = offers + 1,
     ack_deadline = COALESCE(:now, now_ms()) + :ack_ms,
     scaler = :scaler,
     last_provisioning_error = NULL,
@@ -161,6 +163,7 @@ UPDATE jobs SET
     agent_id = :agent_id,
     owner_instance_id = :instance_id,
     dispatched_at = COALESCE(:now, now_ms()),
+    offers = offers + 1,
     ack_deadline = COALESCE(:now, now_ms()) + :ack_ms,
     scaler = :scaler,
     last_provisioning_error = NULL,
@@ -175,6 +178,7 @@ UPDATE jobs SET
     agent_id = :agent_id,
     owner_instance_id = :instance_id,
     dispatched_at = COALESCE(:now, now_ms()),
+    offers = offers + 1,
     ack_deadline = COALESCE(:now, now_ms()) + :ack_ms,
     scaler = :scaler,
     last_provisioning_error = NULL,
@@ -205,7 +209,17 @@ UPDATE jobs SET
     dispatched_at = NULL,
     ack_deadline = NULL,
     scaler = NULL
-WHERE id = :job_id AND agent_id = :agent_id AND status = 'dispatched' AND attempts + :attempts_add < :attempts_max
+WHERE id = :job_id
+    AND agent_id = :agent_id
+    AND status = 'dispatched'
+    AND offers = COALESCE(:offer, offers)
+    AND attempts + :attempts_add < :attempts_max
+RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
+
+-- name: offer_again
+-- Give the agent of an offered job its time to acknowledge anew.
+UPDATE jobs SET ack_deadline = COALESCE(:now, now_ms()) + :ack_ms
+WHERE id = :job_id AND agent_id = :agent_id AND status = 'dispatched' AND offers = :offer
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 
 -- name: finish_lone_job
@@ -227,6 +241,7 @@ WHERE id = :job_id
     AND NOT is_needed
     AND status IN (SELECT value FROM json_each(:from_statuses))
     AND (:agent_id IS NULL OR agent_id = :agent_id)
+    AND offers = COALESCE(:offer, offers)
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 UPDATE runs SET
     jobs_live = jobs_live - 1,
@@ -264,6 +279,7 @@ UPDATE jobs SET
 WHERE id = :job_id
     AND status IN (SELECT value FROM json_each(:from_statuses))
     AND (:agent_id IS NULL OR agent_id = :agent_id)
+    AND offers = COALESCE(:offer, offers)
     AND (
         :grace_ms IS NULL
         OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)
