@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, WebSocketException
-
+from kici.agent.sparing import without
 from kici.kit.version import VERSION
 from kici.wire.messages import FRAME_BYTES_MAX
+
+# It asks these for the version of a checkout and for the system's proxies, and we have neither: a quarter of a start.
+with without("importlib.metadata", "urllib.request"):
+    from websockets.asyncio.client import ClientConnection, connect
+    from websockets.exceptions import ConnectionClosed, WebSocketException
 
 OPEN_SECONDS: Final = 10.0
 CLOSE_SECONDS: Final = 1.0

@@ -5,7 +5,6 @@ Linux has all of it.  Elsewhere the agent runs with less: what a step left behin
 
 import ctypes
 import os
-import platform
 import pwd
 import signal
 import socket
@@ -33,7 +32,7 @@ def facts() -> HostFacts:
         user = str(uid)
     return HostFacts(
         system=sys.platform,
-        machine=platform.machine(),
+        machine=os.uname().machine,
         hostname=socket.gethostname().lower(),
         cpu_count=os.cpu_count() or 0,
         memory_mb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,

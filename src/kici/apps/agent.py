@@ -1,5 +1,6 @@
 """`kici-agent`: the agent as a program."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -31,9 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         asks = arguments[0] in ("-h", "--help")
         (sys.stdout if asks else sys.stderr).write(USAGE)
         return 0 if asks else 2
+    gc.disable()  # nothing that imports make is garbage
     from kici.agent import host, program
     from kici.domain.errors import Misconfigured
 
+    gc.enable()
+    gc.freeze()
     try:
         environ = host.take_environment()
     except Misconfigured as error:
