@@ -160,3 +160,15 @@ async def test_a_turn_given_to_one_who_leaves_goes_to_the_next() -> None:
     assert second.cancelled()
     assert server.writes == [["a"], ["c"]]
     assert await outcomes(server.asked("later", lock="one")) == ["later"]
+
+
+async def test_a_turn_is_not_given_to_one_who_has_just_left() -> None:
+    server = Server()
+    first, second, third = server.asked("a", "b", "c", lock="one")
+    await settled()
+    server.answered = second.cancel  # before its turn would be said, in the same turn of the loop
+    server.answers.set()
+    assert await outcomes([first, third]) == ["a", "c"]
+    assert second.cancelled()
+    assert server.writes == [["a"], ["c"]]
+    assert await outcomes(server.asked("later", lock="one")) == ["later"]

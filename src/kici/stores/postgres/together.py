@@ -89,9 +89,11 @@ class Together:
             raise
 
     def _pass_on(self, kind: _Kind, kin: _Kin) -> None:
-        if kin.waiting:
-            kin.waiting.popleft().told.set_result(_YOUR_TURN)
-            return
+        while kin.waiting:
+            told = kin.waiting.popleft().told
+            if not told.done():  # it may have left, and not have taken itself out yet
+                told.set_result(_YOUR_TURN)
+                return
         kin.lanes_busy -= 1
         if not kin.lanes_busy:
             del self._kinds[kind]
@@ -141,8 +143,10 @@ def _gathered(unit: Unit, waiting: deque[_Waiting]) -> list[_Waiting]:
     names = {_name(unit)}
     found: list[_Waiting] = []
     while waiting and len(names) < UNITS_MAX and _name(waiting[0].unit) not in names:
-        found.append(waiting.popleft())
-        names.add(_name(found[-1].unit))
+        taken = waiting.popleft()
+        if not taken.told.done():
+            found.append(taken)
+            names.add(_name(taken.unit))
     return found
 
 
