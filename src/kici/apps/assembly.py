@@ -138,7 +138,7 @@ class Coordinator:
 
     def _scale(self) -> None:
         given = self.given
-        self.failures = LaunchFailures(settings=self._backoff, on_failure=self._count_failure)
+        self.failures = LaunchFailures(clock=given.clock, settings=self._backoff, on_failure=self._count_failure)
         self.teardown = Teardown(
             store=given.store,
             jobs=given.store,

@@ -205,7 +205,7 @@ class _Scalers:
 
     def _row(self, runtime: ScalerRuntime) -> ScalerRow:
         coordinator = self._coordinator
-        deferred = coordinator.failures.refusal(runtime.name, coordinator.given.clock.now())
+        deferred = coordinator.failures.refusal(runtime.name)
         recent = coordinator.failures.recent(runtime.name, coordinator.given.clock.now())
         used = coordinator.book.of(runtime.name)
         is_retiring = coordinator.reload is not None and runtime.name in coordinator.reload.retiring

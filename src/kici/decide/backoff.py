@@ -3,6 +3,9 @@
 One record for each scaler.  A failure is counted once for each agent, whoever reports it (the scaler's own
 prune and the cluster's reaper may both see the same dead provision), so the record remembers the ids it counted.
 The window is fixed when the failure is recorded; later changes of the settings move only later windows.
+
+A launch that failed by chance (`stumbled`) is another matter: the next one may succeed at once.  Only when that fails,
+too, the pause grows, and never beyond half a minute.
 """
 
 from dataclasses import dataclass
@@ -15,6 +18,9 @@ from kici.kit.backoff import exponential
 COUNTED_MAX: Final = 64
 """Remembered agent ids; the oldest is forgotten first."""
 SETTING_MS_MIN: Final = 1000
+STUMBLE_MS: Final = 1000
+"""Pause after the second launch in a row that failed by chance.  The first is followed by another at once."""
+STUMBLE_MS_MAX: Final = 30_000
 _LONG_AGO: Final = Instant(0)
 
 
@@ -48,6 +54,8 @@ class Deferral:
 
     failures: int = 0
     """In a row."""
+    since: Instant = _LONG_AGO
+    """Of the last failure."""
     until: Instant = _LONG_AGO
     last_error: str = ""
     counted: tuple[AgentId, ...] = ()
@@ -71,6 +79,7 @@ def record_failure(
     delay_ms = round(exponential(failures, base=settings.base_ms, maximum=settings.max_ms))
     return Deferral(
         failures=failures,
+        since=now,
         until=Instant(now + delay_ms),
         last_error=error,
         counted=(*deferral.counted, agent_id)[-COUNTED_MAX:],
@@ -80,8 +89,12 @@ def record_failure(
 def refusal(
     deferral: Deferral, *, scaler: ScalerName, is_external: bool, settings: BackoffSettings, now: Instant
 ) -> InBackoff | None:
-    """None: the scaler may be asked.  Else until when it may not; `until - now` is when to come back."""
-    if deferral.failures == 0 or now >= deferral.until:
+    """None: the scaler may be asked.  Else until when it may not; `until - now` is when to come back.
+
+    A clock that stands before the failure was set back.  How much of the window is left is then not known, so that the
+    scaler is asked: waiting for the clock to catch up could take for ever.
+    """
+    if deferral.failures == 0 or not deferral.since <= now < deferral.until:
         return None
     return InBackoff(
         scaler=scaler,
@@ -91,3 +104,16 @@ def refusal(
         is_repeated=deferral.failures >= settings.failures_max,
         is_external=is_external,
     )
+
+
+def stumbled(deferral: Deferral, *, error: str, started_at: Instant, now: Instant) -> Deferral:
+    """The record after a launch failed for a reason that need not concern the next one.
+
+    `started_at`, `now`: of the launch and its failure, on the clock of the record.  A launch that was under way when
+    another failed tells nothing new, however many they are.
+    """
+    if deferral.failures and started_at <= deferral.since:
+        return deferral
+    failures = deferral.failures + 1
+    delay_ms = 0 if failures == 1 else round(exponential(failures - 1, base=STUMBLE_MS, maximum=STUMBLE_MS_MAX))
+    return Deferral(failures=failures, since=now, until=Instant(now + delay_ms), last_error=error)

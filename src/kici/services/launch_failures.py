@@ -1,7 +1,7 @@
 """Failed launches: how long each scaler is left alone, and what `diagnose` tells of the last minutes.
 
 In memory, for this instance: the same entry on another host may be healthy.  A restart forgets, on purpose: a
-fresh process tries once.
+fresh process tries once.  Windows are kept on the monotonic clock, so that a jump of the wall clock moves none.
 """
 
 from collections import deque
@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kici.decide.backoff import UNTROUBLED, BackoffSettings, Deferral, record_failure, refusal
+from msgspec import structs
+
+from kici.decide.backoff import UNTROUBLED, BackoffSettings, Deferral, record_failure, refusal, stumbled
 from kici.domain.ids import AgentId, Instant, JobId, ScalerName
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import InBackoff, SpawnFailed
+from kici.ports.clock import Clock
 
 RECORDS_MAX: Final = 256
 JOBS_MAX: Final = 10_000
@@ -38,14 +41,19 @@ class RecentFailures:
 
 
 class LaunchFailures:
-    def __init__(self, *, settings: Callable[[], BackoffSettings], on_failure: Callable[[str, bool], None]) -> None:
+    def __init__(
+        self, *, clock: Clock, settings: Callable[[], BackoffSettings], on_failure: Callable[[str, bool], None]
+    ) -> None:
         """`on_failure(backend type, is bound)` counts."""
+        self._clock = clock
         self._settings = settings
         self._on_failure = on_failure
         self._deferrals: dict[ScalerName, Deferral] = {}
+        self._stumbles: dict[ScalerName, Deferral] = {}
+        """Launches in a row that failed by chance."""
         self._records: deque[LaunchFailure] = deque(maxlen=RECORDS_MAX)
         self._of_job: dict[JobId, SpawnFailed] = {}
-        self.shared_refusal: Callable[[ScalerName, Instant], InBackoff | None] = lambda scaler, now: None
+        self.shared_refusal: Callable[[ScalerName], InBackoff | None] = lambda scaler: None
         """Set by the composition root: the deferral of a scaler that all coordinators share."""
 
     def seen(self, spawn: Spawn, detail: str, at: Instant) -> None:
@@ -69,23 +77,40 @@ class LaunchFailures:
     def job_over(self, job_id: JobId) -> None:
         self._of_job.pop(job_id, None)
 
-    def defer(self, scaler: ScalerName, agent_id: AgentId, error: str, now: Instant) -> None:
+    def defer(self, scaler: ScalerName, agent_id: AgentId, error: str) -> None:
         """Count one failed launch, once for each agent."""
-        before = self._deferrals.get(scaler, UNTROUBLED)
-        self._deferrals[scaler] = record_failure(before, agent_id, error=error, settings=self._settings(), now=now)
+        before, settings = self._deferrals.get(scaler, UNTROUBLED), self._settings()
+        self._deferrals[scaler] = record_failure(before, agent_id, error=error, settings=settings, now=self._now())
 
-    def refusal(self, scaler: ScalerName, now: Instant) -> InBackoff | None:
-        shared = self.shared_refusal(scaler, now)
+    def stumbled(self, scaler: ScalerName, error: str, *, started_at: float) -> None:
+        """A launch failed that the next one need not fail of.  `started_at`: monotonic seconds."""
+        self._stumbles[scaler] = stumbled(
+            self._stumbles.get(scaler, UNTROUBLED),
+            error=error,
+            started_at=Instant(round(started_at * 1000)),
+            now=self._now(),
+        )
+
+    def refusal(self, scaler: ScalerName) -> InBackoff | None:
+        """Why and until when (wall time) a scaler is left alone."""
+        shared = self.shared_refusal(scaler)
         if shared is not None:
             return shared
-        deferral = self._deferrals.get(scaler)
-        if deferral is None:
+        records = [kept[scaler] for kept in (self._deferrals, self._stumbles) if scaler in kept]
+        if not records:
             return None
-        return refusal(deferral, scaler=scaler, is_external=False, settings=self._settings(), now=now)
+        now = self._now()
+        latest = max(records, key=lambda record: record.until)
+        refused = refusal(latest, scaler=scaler, is_external=False, settings=self._settings(), now=now)
+        return refused and structs.replace(refused, until=Instant(self._clock.now() + refused.until - now))
 
     def clear(self, scaler: ScalerName) -> None:
         """An agent of this scaler registered."""
         self._deferrals.pop(scaler, None)
+        self._stumbles.pop(scaler, None)
+
+    def _now(self) -> Instant:
+        return Instant(round(self._clock.monotonic() * 1000))
 
     def recent(self, scaler: ScalerName, now: Instant) -> RecentFailures:
         records = [record for record in self._records if record.scaler == scaler and now - record.at <= WINDOW_MS]

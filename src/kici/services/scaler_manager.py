@@ -244,7 +244,7 @@ class ScalerManager:
         """Whether this label set may start one more agent now."""
         if self._drain.closed:
             return Skipped(verdict=Draining())
-        deferred = self._failures.refusal(routable.scaler, self._clock.now())
+        deferred = self._failures.refusal(routable.scaler)
         if deferred is not None:
             return Skipped(verdict=deferred, retry_after_ms=max(0, deferred.until - self._clock.now()))
         try:

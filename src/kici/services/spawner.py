@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Final, Protocol, assert_never
 
 from kici.decide.admit import Book
@@ -62,6 +63,16 @@ Refuse = Callable[[JobId, AgentId, ScalerName, str], Awaitable[bool]]
 """Ends a waiting job that can never be started, with the reason."""
 Mint = Callable[[AgentId, Sequence[str], frozenset[str]], tuple[AgentToken, str]]
 """Makes a credential for one agent with these labels and this gate, and its plain text; the caller stores it."""
+
+
+class Blame(Enum):
+    """What a failed spawn speaks against."""
+
+    SCALER = auto()
+    """The next one would fail as well, until somebody does something: it is asked less and less often."""
+    CHANCE = auto()
+    """The next one may succeed."""
+    JOB = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +234,8 @@ class Spawner:
             return AtCapacity(verdict=verdict)
         self._deferrals.tried(scaler)
         await self._deferrals.tick()  # another coordinator knew before we did
-        return Skipped(verdict=verdict, retry_after_ms=max(RETRY_MS_MIN, verdict.until - self._clock.now()))
+        known = self._deferrals.refusal(scaler) or verdict
+        return Skipped(verdict=known, retry_after_ms=max(RETRY_MS_MIN, known.until - self._clock.now()))
 
     def _reservation(self, spawn: Spawn) -> Reservation:
         return Reservation(
@@ -289,10 +301,10 @@ class Spawner:
         except WorkerFull as error:
             self._no_room(tracked, error)
         except KiciError as error:
-            self._spawn_failed(tracked, str(error), is_deterministic=isinstance(error, DeterministicRefusal))
+            self._spawn_failed(tracked, str(error), _blame(error))
         except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is a failed spawn
             emit(Event.SPAWN_CRASHED, level=logging.ERROR, agent_id=tracked.agent_id, error=repr(error))
-            self._spawn_failed(tracked, f"the backend failed: {error!r}", is_deterministic=False)
+            self._spawn_failed(tracked, f"the backend failed: {error!r}", Blame.CHANCE)
         else:
             tracked.is_settled = True
             emit(Event.SPAWN_SETTLED, agent_id=tracked.agent_id, scaler=tracked.runtime.name)
@@ -327,9 +339,9 @@ class Spawner:
             self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
         self._failures.seen(tracked.spawn, event.detail, self._clock.now())
         if tracked.is_settled and tracked.is_booting:
-            self._spawn_failed(tracked, event.detail, is_deterministic=True)
+            self._spawn_failed(tracked, event.detail, Blame.SCALER)
 
-    def _spawn_failed(self, tracked: TrackedSpawn, text: str, *, is_deterministic: bool) -> None:
+    def _spawn_failed(self, tracked: TrackedSpawn, text: str, blame: Blame) -> None:
         """Record, then free: a freed slot is offered again at once, and must find the scaler deferred."""
         if tracked.is_ending:
             return
@@ -345,8 +357,10 @@ class Spawner:
             self._deferrals.expect(tracked.runtime.name, tracked.agent_id, text)
             work = self._deferrals.count(tracked.runtime.name, tracked.agent_id, text)
             self._supervisor.start(f"defer.{tracked.agent_id}", work)
-        elif is_deterministic:
-            self._failures.defer(tracked.runtime.name, tracked.agent_id, text, self._clock.now())
+        elif blame is Blame.SCALER:
+            self._failures.defer(tracked.runtime.name, tracked.agent_id, text)
+        elif blame is Blame.CHANCE and tracked.started_at is not None:
+            self._failures.stumbled(tracked.runtime.name, text, started_at=tracked.started_at)
         self._failures.of_job(tracked.spawn, SpawnFailed(text=text, scaler=tracked.runtime.name))
         self._teardown.begin(tracked, ScaleDownReason.SPAWN_TIMEOUT, error=text)
 
@@ -358,14 +372,18 @@ class Spawner:
             await self._refuse(job_id, tracked.agent_id, tracked.runtime.name, text)
         except StoreDown as error:
             text = f"{text} ({error})"
-        self._spawn_failed(tracked, text, is_deterministic=False)
+        self._spawn_failed(tracked, text, Blame.JOB)
 
     def provision_failed(self, tracked: TrackedSpawn, text: str) -> None:
         """The machine of an event spawn will not come."""
         self._failures.seen(tracked.spawn, text, self._clock.now())
-        self._spawn_failed(tracked, text, is_deterministic=True)
+        self._spawn_failed(tracked, text, Blame.SCALER)
 
     def never_came(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
         self._failures.seen(tracked.spawn, text, self._clock.now())
-        self._spawn_failed(tracked, text, is_deterministic=True)
+        self._spawn_failed(tracked, text, Blame.SCALER)
+
+
+def _blame(error: KiciError) -> Blame:
+    return Blame.SCALER if isinstance(error, DeterministicRefusal) else Blame.CHANCE

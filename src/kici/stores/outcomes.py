@@ -185,11 +185,11 @@ def _end_step(order: ScaleDownOrder, now: Instant | None) -> Step:
 def _refused(scaler: ScalerName, state: Row, rules: SlotRules) -> SlotRefused | None:
     """Why the scaler had no room; None when it has by now."""
     if state["failures"]:
-        deferral = Deferral(failures=state["failures"], until=state["until"], last_error=state["last_error"])
+        deferral = _deferral(state)
         now = Instant(state["now"])
         waits = refusal(deferral, scaler=scaler, is_external=True, settings=BackoffSettings(), now=now)
         if waits is None and state["is_probing"]:
-            waits = refusal(deferral, scaler=scaler, is_external=True, settings=BackoffSettings(), now=Instant(0))
+            waits = refusal(deferral, scaler=scaler, is_external=True, settings=BackoffSettings(), now=deferral.since)
         if waits is not None and (state["is_probing"] or not rules.may_probe):
             return SlotRefused(verdict=waits)
     if state["taken"] >= rules.agents_max:
@@ -209,9 +209,13 @@ def _refused(scaler: ScalerName, state: Row, rules: SlotRules) -> SlotRefused | 
 def _deferral_from(row: Row) -> SharedDeferral:
     return SharedDeferral(
         scaler=row["scaler_name"],
-        deferral=Deferral(failures=row["failures"], until=row["until"], last_error=row["last_error"]),
+        deferral=_deferral(row),
         is_probing=bool(row["is_probing"]),
     )
+
+
+def _deferral(row: Row) -> Deferral:
+    return Deferral(failures=row["failures"], since=row["updated_at"], until=row["until"], last_error=row["last_error"])
 
 
 def _candidate_from(row: Row) -> ReapCandidate:

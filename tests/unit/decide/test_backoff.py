@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from kici.decide.backoff import COUNTED_MAX, UNTROUBLED, BackoffSettings, Deferral, record_failure, refusal
+from kici.decide.backoff import COUNTED_MAX, UNTROUBLED, BackoffSettings, Deferral, record_failure, refusal, stumbled
 from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.verdict import InBackoff
 
@@ -79,3 +79,39 @@ def test_settings_that_contradict_each_other_are_named() -> None:
     (problem,) = BackoffSettings(base_ms=60_000, max_ms=30_000).problems()
     assert "scaler_provision_backoff_max_ms is 30000" in problem
     assert len(BackoffSettings(base_ms=10, max_ms=5, failures_max=0).problems()) == 3
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_a_window() -> None:
+    deferral = after(1)
+    assert refused(deferral, now=NOW) is not None
+    assert refused(deferral, now=NOW - 1) is None
+    assert refused(deferral, now=NOW - 3_600_000) is None
+
+
+# --- launches that fail by chance
+
+
+def stumbles(*moments: tuple[int, int]) -> Deferral:
+    """After launches that began and failed at these moments."""
+    record = UNTROUBLED
+    for started_at, failed_at in moments:
+        record = stumbled(record, error="it did not work", started_at=Instant(started_at), now=Instant(failed_at))
+    return record
+
+
+def test_after_one_chance_failure_the_next_launch_follows_at_once() -> None:
+    assert refused(stumbles((1_000, 2_000)), now=2_000) is None
+
+
+def test_launches_that_go_on_failing_by_chance_follow_at_growing_pauses_up_to_half_a_minute() -> None:
+    pauses = []
+    for count in range(1, 9):
+        record = stumbles(*((number * 100_000, number * 100_000 + 1) for number in range(1, count + 1)))
+        pauses.append(record.until - record.since)
+    assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
+    assert stumbles(*((number, number + 1) for number in range(10, 9_000, 2))).until - 9_000 <= 30_000
+
+
+def test_launches_that_were_under_way_at_the_last_failure_count_once_with_it() -> None:
+    assert stumbles((1_000, 2_000), (1_500, 2_100), (2_000, 2_200)).failures == 1
+    assert stumbles((1_000, 2_000), (2_001, 2_200)).failures == 2

@@ -123,7 +123,7 @@ async def test_a_registration_anywhere_clears_the_backoff(bench: CloudBench) -> 
     await bench.made(at=1)
     assert await bench.store.deferrals(limit=9) == []
     await bench.passes(6)
-    assert deferrals.refusal(ScalerName("cloud"), bench.clock.now()) is None
+    assert deferrals.refusal(ScalerName("cloud")) is None
 
 
 @clouded(scaler_reap_interval_ms=5_000)

@@ -42,6 +42,16 @@ async def test_a_fresh_process_probes_a_deferred_scaler_once(bench: CloudBench) 
     assert len(bench.cloud.told(SCALE_UP)) == 2
 
 
+@pytest.mark.parametrize("skew_ms", [-3_600_000, 3_600_000])
+@clouded()
+async def test_a_clock_that_jumps_makes_no_shared_backoff_longer(bench: CloudBench, skew_ms: int) -> None:
+    bench.cloud.troubles.extend(Trouble(Permanent("no quota")) for _ in range(2))
+    await bench.submits()
+    await bench.until(lambda: len(bench.cloud.told(SCALE_UP)) == 2, within=60)  # the second one as a probe
+    bench.clock.skew_ms = skew_ms
+    await bench.until(lambda: bench.cloud.machines, within=75)
+
+
 @pytest.mark.spec("scaler 15.5.5")
 @clouded()
 async def test_a_withdrawal_that_cannot_be_written_keeps_the_row_until_it_can(bench: CloudBench) -> None:

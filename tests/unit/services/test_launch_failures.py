@@ -19,12 +19,31 @@ from kici.web.surface import Check, CheckStatus
 BACKOFF = knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name
 
 
+class HandClock:
+    """Time as a test sets it; the wall clock may jump."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self.jump_ms = 0
+
+    def now(self) -> Instant:
+        return Instant(SIM_START + round(self.seconds * 1000) + self.jump_ms)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+
 class Ledger:
     """The service, and what it counted."""
 
     def __init__(self) -> None:
+        self.clock = HandClock()
         self.counted: list[tuple[str, bool]] = []
         self.failures = LaunchFailures(
+            clock=self.clock,
             settings=lambda: BackoffSettings(base_ms=1_000, max_ms=4_000),
             on_failure=lambda backend, is_bound: self.counted.append((backend, is_bound)),
         )
@@ -69,19 +88,47 @@ def test_failures_are_counted_by_backend_and_by_whether_a_job_waited() -> None:
 def test_the_window_grows_with_each_agent_and_a_registration_ends_it() -> None:
     ledger = Ledger()
     for number, seconds in enumerate((1, 2, 4, 4)):
-        ledger.failures.defer(SCALER, AgentId(f"agent-{number}"), "it did not work", SIM_START)
-        refusal = ledger.failures.refusal(SCALER, SIM_START)
+        ledger.failures.defer(SCALER, AgentId(f"agent-{number}"), "it did not work")
+        refusal = ledger.failures.refusal(SCALER)
         assert refusal is not None
-        assert refusal.until - SIM_START == seconds * 1000
+        assert refusal.until - ledger.clock.now() == seconds * 1000
     ledger.failures.clear(SCALER)
-    assert ledger.failures.refusal(SCALER, SIM_START) is None
+    assert ledger.failures.refusal(SCALER) is None
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
+def test_a_jump_of_the_wall_clock_moves_no_window(jump_ms: int) -> None:
+    ledger = Ledger()
+    ledger.failures.defer(SCALER, AgentId("agent"), "it did not work")
+    ledger.clock.seconds += 0.4
+    ledger.clock.jump_ms = jump_ms
+    refusal = ledger.failures.refusal(SCALER)
+    assert refusal is not None
+    assert refusal.until - ledger.clock.now() == 600
+    ledger.clock.seconds += 0.6
+    assert ledger.failures.refusal(SCALER) is None
+
+
+def test_of_two_reasons_to_wait_the_longer_one_counts_and_a_registration_ends_both() -> None:
+    ledger = Ledger()
+    for number in range(2):
+        ledger.failures.stumbled(SCALER, f"bad luck {number}", started_at=ledger.clock.seconds + number)
+        ledger.clock.seconds += 2
+    assert ledger.failures.refusal(SCALER) is None
+    ledger.failures.stumbled(SCALER, "bad luck again", started_at=ledger.clock.seconds)
+    ledger.failures.defer(SCALER, AgentId("agent"), "refused")
+    refusal = ledger.failures.refusal(SCALER)
+    assert refusal is not None
+    assert (refusal.last_error, refusal.until - ledger.clock.now()) == ("bad luck again", 2_000)
+    ledger.failures.clear(SCALER)
+    assert ledger.failures.refusal(SCALER) is None
 
 
 def test_an_agent_counts_once_however_many_report_it() -> None:
     ledger = Ledger()
     for _ in range(3):
-        ledger.failures.defer(SCALER, AgentId("agent"), "it did not work", SIM_START)
-    refusal = ledger.failures.refusal(SCALER, SIM_START)
+        ledger.failures.defer(SCALER, AgentId("agent"), "it did not work")
+    refusal = ledger.failures.refusal(SCALER)
     assert refusal is not None
     assert refusal.failures == 1
 
@@ -114,6 +161,29 @@ async def test_a_machine_that_ends_before_its_agent_registered_is_a_failed_launc
     await bench.passes(40)
     assert len(bench.orders) == 1
     await bench.machine(1)
+
+
+@pytest.mark.spec("scaler 9.6.6")
+@benched(a_scaler("local", max_agents=1))
+async def test_launches_that_fail_by_chance_are_tried_again_at_once_and_then_ever_less_often(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([fails("the registry hung up")] * 100)
+    await bench.submits("linux", queue_timeout_ms=0)
+    await bench.passes(0.9)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 2
+    await bench.passes(60)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 7  # after pauses of 1, 2, 4, 8 and 16 seconds
+    await bench.passes(300)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 17  # every 30 seconds
+
+
+@benched(a_scaler("local", max_agents=8))
+async def test_launches_that_fail_together_are_one_stroke_of_bad_luck(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([fails("the registry hung up", after_seconds=1)] * 4)
+    for _ in range(4):
+        await bench.submits("linux", queue_timeout_ms=0)
+    await bench.passes(1.5)
+    assert len(bench.told(Event.SPAWN_FAILED)) == 4
+    assert len(bench.told(Event.SPAWN_ADMITTED)) == 8
 
 
 @pytest.mark.spec("scaler 16.5.6")

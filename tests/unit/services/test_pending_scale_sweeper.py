@@ -157,7 +157,7 @@ async def test_a_scaler_in_backoff_is_asked_at_the_very_moment_that_it_ends(benc
 @pytest.mark.spec("D13")
 @benched(a_scaler(), sweep_seconds=NO_SWEEP, settings={BACKOFF: 7_000})
 async def test_a_job_that_comes_during_a_backoff_is_asked_for_when_it_ends(bench: Bench) -> None:
-    bench.coordinator.failures.defer(ScalerName("local"), AgentId("another"), "it did not work", bench.clock.now())
+    bench.coordinator.failures.defer(ScalerName("local"), AgentId("another"), "it did not work")
     began_at = bench.clock.monotonic()
     await bench.passes(3)
     await bench.submits("linux")
@@ -170,7 +170,7 @@ async def test_a_job_that_comes_during_a_backoff_is_asked_for_when_it_ends(bench
 async def test_of_two_backoffs_the_earlier_one_ends_the_wait(bench: Bench) -> None:
     for name, seconds in (("one", 0), ("two", 10)):
         await bench.passes(seconds)
-        bench.coordinator.failures.defer(ScalerName(name), AgentId("another"), "it did not work", bench.clock.now())
+        bench.coordinator.failures.defer(ScalerName(name), AgentId("another"), "it did not work")
     began_at = bench.clock.monotonic()
     await bench.submits("windows")
     await bench.submits("linux")

@@ -273,7 +273,6 @@ async def test_a_registration_ends_the_backoff_of_its_scaler(bench: Bench) -> No
         bench.coordinator.spawns.get(agent.agent_id).spawn.scaler,  # type: ignore[union-attr]  # it is there
         AgentId("another"),
         "it did not work",
-        bench.clock.now(),
     )
     waiting = await bench.submits("linux")
     await bench.passes(1)

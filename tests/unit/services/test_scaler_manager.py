@@ -91,7 +91,7 @@ async def test_a_scaler_in_backoff_says_until_when_and_reserves_nothing(bench: B
 @pytest.mark.spec("scaler 9.6.4", "scaler 13.9.2")
 @benched(a_scaler("one", ("linux",)), a_scaler("two", ("windows",)))
 async def test_the_backoff_of_one_scaler_does_not_concern_another(bench: Bench) -> None:
-    bench.coordinator.failures.defer(ScalerName("one"), AgentId("somebody"), "it did not work", bench.clock.now())
+    bench.coordinator.failures.defer(ScalerName("one"), AgentId("somebody"), "it did not work")
     answers = await asked(bench, [await queued(bench, "linux"), await queued(bench, "windows")])
     assert [type(answer) for answer in answers] == [Skipped, Spawning]
 

@@ -5,7 +5,7 @@ SELECT
         SELECT count(*) FROM scaler_spawning_agents INDEXED BY scaler_spawning_agents_event
         WHERE scaler_name = :scaler_name AND backend_type = 'event'
     ) AS taken,
-    deferral.failures, deferral.until, deferral.last_error,
+    deferral.failures, deferral.updated_at, deferral.until, deferral.last_error,
     COALESCE(
         (
             SELECT state = 'booting' FROM scaler_spawning_agents AS probe
@@ -33,7 +33,7 @@ WHERE (
     AND NOT EXISTS (
         SELECT 1 FROM scaler_deferrals AS deferral
         WHERE deferral.scaler_name = :scaler_name AND deferral.failures > 0 AND (
-            (deferral.until > COALESCE(:now, now_ms()) AND NOT :may_probe)
+            (COALESCE(:now, now_ms()) >= deferral.updated_at AND COALESCE(:now, now_ms()) < deferral.until AND NOT :may_probe)
             OR EXISTS (
                 SELECT 1 FROM scaler_spawning_agents AS probe
                 WHERE probe.agent_id = deferral.probe_agent_id AND probe.state = 'booting'
