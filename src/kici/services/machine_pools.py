@@ -38,6 +38,8 @@ class MachinePools:
         self._refused: dict[str, set[Amount]] = {}
         """Requests that did not fit."""
         self._faults: dict[str, str] = {}
+        self._owed: dict[AgentId, str] = {}
+        """What could not be given back: agents and their pools."""
         self._shared: set[str] = set()
         """Pools in whose ledger our cap may stand."""
         self._ticker = Ticker(REFRESH_SECONDS)
@@ -89,13 +91,19 @@ class MachinePools:
         return answer.refused
 
     async def release(self, pool: str | None, agent_id: AgentId) -> None:
-        """Give back what an agent holds of the pool that it was billed to.  Safe to repeat; does not fail."""
+        """Give back what an agent holds of the pool that it was billed to.  Safe to repeat; does not fail.
+
+        When the ledger cannot be used, `tick` tries again until it can: nothing else would ever free it.
+        """
         if pool is None or self._ledger is None:
             return
+        self._owed[agent_id] = pool
         try:
             self._see(pool, await self._ledger.release(pool, agent_id))
         except KiciError as error:
             self._failed(pool, error)
+        else:
+            self._owed.pop(agent_id, None)
 
     def descriptor(self, agent_id: AgentId) -> int | None:
         """What the agent's process must inherit to prove that it lives."""
@@ -139,7 +147,9 @@ class MachinePools:
     async def run(self) -> Never:
         """Keep up with the others for ever.  Leave by cancellation."""
         while True:
-            self._ticker.seconds = LOOK_AGAIN_SECONDS if self._refused or self._faults else REFRESH_SECONDS
+            self._ticker.seconds = (
+                LOOK_AGAIN_SECONDS if self._refused or self._faults or self._owed else REFRESH_SECONDS
+            )
             await self._ticker.next()
             await self.tick()
 
@@ -147,6 +157,8 @@ class MachinePools:
         """Declare our caps as they are now, and see what others hold.  A pool in trouble does not stop the others."""
         caps = self._caps()
         self._shared |= caps.keys()
+        for agent_id, pool in list(self._owed.items()):
+            await self.release(pool, agent_id)
         for pool in sorted(self._shared):
             if self._ledger is None:
                 return

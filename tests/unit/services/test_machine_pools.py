@@ -124,7 +124,7 @@ async def test_a_refusal_of_the_ledger_leaves_nothing_and_is_told_with_its_numbe
 @pytest.mark.spec("scaler 10.7.4", "scaler 50.14")
 @benched(SCALER, machine_pools=POOLS)
 async def test_a_ledger_that_fails_leaves_nothing_and_is_asked_again(bench: Bench) -> None:
-    bench.ledger.faults = [Retryable("the disk is full")] * 3
+    bench.ledger.faults = [Retryable("the disk is full")] * 4
     job = await bench.submits("linux", cpus=2.0)
     await bench.passes()
     await is_untouched(bench)
@@ -365,6 +365,20 @@ async def test_a_spawn_that_fails_gives_back(bench: Bench) -> None:
     await bench.cancels(job)
     await bench.passes(5)
     await bench.is_clean()
+
+
+@benched(a_scaler(label_sets=(LabelSet(labels=("linux",), image="busybox"),), machine_pool="ci"), machine_pools=POOLS)
+async def test_what_could_not_be_given_back_is_given_back_when_the_ledger_can_be_used(bench: Bench) -> None:
+    job = await bench.submits("linux", cpus=4.0)
+    agent = await bench.made()
+    await agent.starts()
+    agent.ends(job.id)
+    await bench.passes(1)
+    bench.ledger.faults = [Retryable("the disk is full")] * 3
+    agent.leaves()
+    await bench.until(lambda: not bench.ledger.faults)
+    await bench.passes(3)
+    assert in_use(bench) == 0.0
 
 
 @benched(SCALER, machine_pools=POOLS)

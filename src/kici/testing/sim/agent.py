@@ -22,7 +22,7 @@ from kici.wire.agent_half import AgentHalf
 from kici.wire.agent_settings import AgentSettings
 from kici.wire.agent_states import Phase
 from kici.wire.codec import encode
-from kici.wire.messages import CloseCode, JobStart, StreamNumber
+from kici.wire.messages import CloseCode, JobStart, Message, StreamNumber
 
 PING_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 1.0
@@ -113,6 +113,12 @@ class SimAgent:
             self._place.trace.tell(f"agent process froze for {seconds:.1f} s", self.id)
             self._frozen = []
             self._loop.call_later(seconds, self._thaw)
+
+    def blurt(self, message: Message) -> None:
+        """Say what its protocol would not."""
+        if self._end is not None and self._half.phase is Phase.REGISTERED:
+            self._place.trace.tell(f"blurts out {type(message).__name__}", self.id)
+            self._end.send(encode(message))
 
     # --- inputs
 

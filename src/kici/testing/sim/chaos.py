@@ -9,6 +9,7 @@ from kici.testing.sim.agent import SimAgent
 from kici.testing.sim.fleet import edited, scalers
 from kici.testing.sim.site import Site
 from kici.testing.sim.trace import WORLD
+from kici.wire.messages import STDOUT, JobStatusReport, LogChunkMessage
 
 if TYPE_CHECKING:
     from kici.testing.sim.world import World
@@ -33,6 +34,7 @@ class Chaos:
             "death": self._death,
             "freeze": self._freeze,
             "term": self._terminate,
+            "lie": self._lie,
             "drain": self._drain,
             "drain-agent": self._drain_agent,
             "revoke": self._revoke,
@@ -134,6 +136,19 @@ class Chaos:
             self._world.trace.count("agent told to end")
             agent.truth.doomed = "somebody sent TERM"
             agent.terminate()
+
+    async def _lie(self) -> None:
+        """An agent tells of a job that another has: it is mad, or somebody else's program with its token."""
+        agent = self._any(self._world.agents())
+        jobs = [job for job in self._world.ledger.jobs.values() if job.is_held and agent and job.agent_id != agent.id]
+        if agent is None or not jobs:
+            return
+        job = self._entropy.choice(jobs)
+        self._world.trace.count("lie")
+        if self._entropy.chance(0.7):
+            agent.blurt(JobStatusReport(job_id=job.job_id, state="success", exit_code=42))
+        else:
+            agent.blurt(LogChunkMessage(job_id=job.job_id, stream=STDOUT, offset=job.stored[STDOUT], data=b"a lie"))
 
     async def _drain(self) -> None:
         program = self._site().coordinator.program

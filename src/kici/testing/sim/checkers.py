@@ -341,6 +341,8 @@ class Checkers:
         self._check(agent_id in self._ledger.reservations, "a machine was made without a reservation", agent_id)
         self._ledger.machines[agent_id] = MachineTruth(order, scaler, host)
         self._check_caps(agent_id, scaler, host)
+        if scaler in self._ledger.pooled:
+            self._check_pool_cap(agent_id)
         self._ledger.agents[agent_id] = AgentTruth(
             agent_id=agent_id,
             labels=frozenset((*order.labels, *SELF_LABELS)),
@@ -377,6 +379,12 @@ class Checkers:
             ):
                 whose = f"scaler {name}" if name else f"host {host}"
                 self._check(used <= limit, f"{used} {what} of {whose}, its cap is {limit}", agent_id)
+
+    def _check_pool_cap(self, agent_id: AgentId) -> None:
+        """What all coordinators of the host run may not exceed the machine pool, be it hard to end or not."""
+        pooled = [one for one in self._ledger.machines.values() if one.scaler in self._ledger.pooled]
+        used, limit = sum(one.order.requests.cpus for one in pooled), self._ledger.pool_cpus
+        self._check(used <= limit, f"{used} cpus of the machine pool, its cap is {limit}", agent_id)
 
     def machine_ended(self, agent_id: AgentId) -> None:
         """A backend ended it, on demand of the program or because its own spawn failed."""

@@ -14,12 +14,15 @@ from kici.adapters.sealer import AesGcmSealer
 from kici.apps.assembly import Coordinator
 from kici.apps.given import Configuration, Given
 from kici.config.model import ScalersConfig
-from kici.domain.errors import KiciError, StoreDown
+from kici.decide.ledger import Ledger as Pools
+from kici.decide.ledger import Outcome
+from kici.domain.errors import KiciError, Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.instance import Instance
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.store import Store
+from kici.testing.fake_ledger import FakeLedger, PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.fleet import HOST, SimFleetBuilder
 from kici.testing.sim.hints import Hints
@@ -76,6 +79,7 @@ class SimCoordinator:
         self._stopping: asyncio.Event | None = None
         self._keeps_agents = False
         self._gateway: Supervisor | None = None
+        self._ledger: MortalLedger | None = None
         self._context = contextvars.copy_context()
         self._runs = 0
         self._down_seconds = 0.0
@@ -112,6 +116,7 @@ class SimCoordinator:
             self._down_seconds = down_seconds
             self.program = None
             self._life.die()
+            self._leave_pools()
             self._machine.network.cut_off(self.url)
             self._task.cancel()
 
@@ -162,8 +167,22 @@ class SimCoordinator:
             self._machine.trace.count("coordinator could not start")
         finally:
             life.is_alive = False
+            self._leave_pools()
             self._machine.network.cut_off(self.url)
         self._machine.trace.tell(f"{life.name} is down", WORLD)
+
+    def _leave_pools(self) -> None:
+        """Its process ends: the kernel takes its locks."""
+        pooled = self._machine.host.pooled
+        if pooled is not None and self._ledger is not None:
+            self._ledger.is_dead = True
+            pooled.is_killed(InstanceId(self.name))
+
+    def _pools(self) -> "MortalLedger | None":
+        pooled = self._machine.host.pooled
+        if pooled is not None:
+            self._ledger = MortalLedger(pooled, InstanceId(self.name), self._machine.weather)
+        return self._ledger
 
     async def _listen(self, program: Coordinator, stopping: asyncio.Event) -> None:
         """From when agents and clients are let in until the end."""
@@ -217,6 +236,7 @@ class SimCoordinator:
                 ),
                 fleet=builder.fleet(config),
                 configuration=Configuration(config=config, read=self._read, builder=builder, host=HOST),
+                ledger=self._pools(),
                 configured=machine.plan.settings,
                 addresses=(self.url,),
             )
@@ -252,6 +272,23 @@ class SimCoordinator:
         finally:
             if self._life.is_alive:
                 await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")
+
+
+class MortalLedger(FakeLedger):
+    """Of one run of a coordinator: it may fail, before or after the deed."""
+
+    def __init__(self, host: PooledHost, instance_id: InstanceId, weather: Weather) -> None:
+        super().__init__(host, instance_id)
+        self._weather = weather
+
+    async def _step(self, pool: str, step: Callable[[Pools], Outcome]) -> Outcome:
+        fails, is_done = self._weather.happens("ledger-fails"), self._weather.entropy.chance(0.5)
+        if fails and not is_done:
+            raise Retryable("the ledger could not be read")
+        outcome = await super()._step(pool, step)
+        if fails:
+            raise Retryable("the ledger was written, and its lock could not be given back")
+        return outcome
 
 
 async def _answer(work: Coroutine[Any, Any, T], answer: asyncio.Future[T]) -> None:

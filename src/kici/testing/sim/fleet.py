@@ -4,7 +4,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from kici.config.model import BackendType, Cap, LabelSet, Reuse, ScalerEntry, ScalersConfig, WarmPool
+from kici.config.model import (
+    BackendType,
+    Cap,
+    LabelSet,
+    MachinePool,
+    Reuse,
+    ScalerEntry,
+    ScalersConfig,
+    WarmPool,
+)
 from kici.decide.entries import host_caps, routables, scaler_caps
 from kici.decide.route import Router
 from kici.domain.errors import DeterministicRefusal, Misconfigured, Retryable
@@ -19,15 +28,34 @@ from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.testing.fake_backend import FakeBackend, SpawnScript, _Tracked, refuses
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.hosts import HostView
-from kici.testing.sim.plan import Plan
+from kici.testing.sim.plan import LARGEST_CPUS, Plan
 
 HOST: Final = Host("linux", "x86_64")
 GIB: Final = 1024**3
 REUSED_JOBS: Final = 3
+POOL: Final = "box"
+POOLED: Final = ("plain", "quick")
+"""Scalers whose agents are billed to the machine pool, if there is one."""
 
 
 def scalers(plan: Plan) -> ScalersConfig:
     """A plain scaler with caps, one behind a gate, one that reuses agents, one for a warm pool, and a small one."""
+    config = _scalers(plan)
+    return _pooled(config, plan.pool_cpus) if plan.pool_cpus else config
+
+
+def _pooled(config: ScalersConfig, cpus: float) -> ScalersConfig:
+    """The same with a machine pool; one of its scalers makes containers, which do not prove that they live."""
+    entries = tuple(
+        replace(entry, machine_pool=POOL, type=BackendType.CONTAINER if entry.name == "quick" else entry.type)
+        if entry.name in POOLED
+        else entry
+        for entry in config.scalers
+    )
+    return replace(config, machine_pools=(MachinePool(name=POOL, cap=Cap(max_cpu=cpus)),), scalers=entries)
+
+
+def _scalers(plan: Plan) -> ScalersConfig:
     share = max(1, plan.agents_max // 3)
     return ScalersConfig(
         global_max_agents=plan.agents_max,
@@ -86,7 +114,7 @@ def with_pool(config: ScalersConfig, size: int) -> ScalersConfig:
 def edited(config: ScalersConfig, entropy: SeededEntropy) -> ScalersConfig:
     """What an operator may make of it."""
     name = entropy.choice([entry.name for entry in config.scalers])
-    match entropy.choice(["remove", "shrink", "pool", "relabel", "hasten"]):
+    match entropy.choice(["remove", "shrink", "pool", "relabel", "hasten", *["tighten" for _ in config.machine_pools]]):
         case "remove":
             return replace(config, scalers=tuple(entry for entry in config.scalers if entry.name != name))
         case "shrink":
@@ -97,6 +125,9 @@ def edited(config: ScalersConfig, entropy: SeededEntropy) -> ScalersConfig:
             return with_pool(config, round(entropy.uniform(0, 3)))
         case "relabel":
             return _changed(config, name, label_sets=(LabelSet(labels=("linux", "renamed")),), mandatory_labels=())
+        case "tighten":
+            cap = Cap(max_cpu=entropy.uniform(LARGEST_CPUS, 2 * LARGEST_CPUS))
+            return replace(config, machine_pools=(MachinePool(name=POOL, cap=cap),))
         case _:
             return _changed(config, name, max_concurrent_spawns=1)
 
@@ -147,12 +178,15 @@ class SimFleetBuilder:
         runtime.backend.take(entry)
         runtime.caps = scaler_caps(entry)
         runtime.widen(entry.max_concurrent_spawns)
+        runtime.machine_pool = entry.machine_pool
         runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
         runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
 
     def build_retired(self, row: Spawn) -> ScalerRuntime | None:
         sets = (LabelSet(labels=row.label_set),)
-        return self.build(ScalerEntry(name=row.scaler, type=BackendType.BARE_METAL, max_agents=1, label_sets=sets))
+        return self.build(
+            ScalerEntry(name=row.scaler, type=BackendType(row.backend_type), max_agents=1, label_sets=sets)
+        )
 
 
 class SimBackend(FakeBackend):
@@ -163,6 +197,7 @@ class SimBackend(FakeBackend):
     ) -> None:
         super().__init__(scaler=entry.name, machines=view, clock=clock, on_exit=on_exit)
         self._view = view
+        self.backend_type = entry.type
         self.scripts = scripts
         self.take(entry)
 

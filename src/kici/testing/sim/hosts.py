@@ -11,6 +11,7 @@ from typing import Final
 from kici.domain.ids import AgentId
 from kici.ports.backend import SpawnOrder
 from kici.testing.fake_backend import FakeMachines, Machine
+from kici.testing.fake_ledger import PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace, SimAgent
 from kici.testing.sim.ledger import SELF_LABELS
@@ -24,8 +25,12 @@ SMALL_WINDOW_BYTES: Final = 4096
 
 
 class SimHost:
-    def __init__(self, name: str, plan: Plan, entropy: SeededEntropy, place: AgentPlace) -> None:
+    def __init__(
+        self, name: str, plan: Plan, entropy: SeededEntropy, place: AgentPlace, *, pooled: PooledHost | None
+    ) -> None:
+        """`pooled`: the machine pools that it shares with others, which are on the same machine then."""
         self.name = name
+        self.pooled = pooled
         self.ledger = place.ledger
         self.checkers = place.checkers
         self._plan = plan
@@ -42,6 +47,8 @@ class SimHost:
     def made(self, machine: Machine) -> None:
         """A machine was made: its agent boots, unless fate has it otherwise."""
         order = machine.order
+        if self.pooled is not None and order.proof is not None:
+            self.pooled.inherits(order.agent_id)
         self._place.checkers.machine_made(order, machine.scaler, self.name)
         loop = asyncio.get_running_loop()
         boot_seconds = self._entropy.uniform(5, 40) if self._happens("slow-boot") else self._entropy.uniform(0.05, 1)
@@ -55,6 +62,7 @@ class SimHost:
 
     def removed(self, agent_id: AgentId) -> None:
         """A backend ended a machine."""
+        self._proves_no_more(agent_id)
         self._place.checkers.machine_ended(agent_id)
         agent = self.agents.pop(agent_id, None)
         if agent is not None:
@@ -64,6 +72,7 @@ class SimHost:
         """A machine ends by itself, and its backend is told (late, or never)."""
         if self.alive.pop(agent_id, None) is None:
             return
+        self._proves_no_more(agent_id)
         self._place.checkers.machine_gone(agent_id, how)
         self._place.trace.count("machine died")
         agent = self.agents.pop(agent_id, None)
@@ -75,6 +84,10 @@ class SimHost:
             return
         seconds = self._entropy.uniform(1, 90) if self._happens("exit-late") else self._entropy.uniform(0, 0.05)
         asyncio.get_running_loop().call_later(seconds, view.tell, watcher, how, context=view.context)
+
+    def _proves_no_more(self, agent_id: AgentId) -> None:
+        if self.pooled is not None:
+            self.pooled.agent_ended(agent_id)
 
     def gives_up(self, agent_id: AgentId, why: str) -> None:
         truth = self._place.ledger.agents.get(agent_id)

@@ -110,6 +110,10 @@ class Ledger:
     """How often the coordinator of each host was started."""
     caps: dict[str, Caps] = field(default_factory=dict)
     """Of each scaler, and of a host under the empty name: the largest that were in force in this run."""
+    pool_cpus: float = 0.0
+    """The largest cap of the machine pool that was in force in this run; 0: there is no pool."""
+    pooled: frozenset[str] = frozenset()
+    """Scalers that are billed to it."""
     warm_max: dict[str, int] = field(default_factory=dict)
     """The largest number of warm agents that was wanted of each scaler, for each coordinator."""
     jobs_max: dict[str, int | None] = field(default_factory=dict)

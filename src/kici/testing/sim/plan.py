@@ -5,7 +5,7 @@ what happens without it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kici.domain import knobs
@@ -58,6 +58,18 @@ ODDS: Final[Mapping[str, tuple[float, float]]] = {
     "hint-lost": (0.1, 1.0),
 }
 """What may happen whenever there is an occasion, and the range of its probability."""
+LATER_EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
+    "lie": (1, 20),
+}
+"""As `EVERY_SECONDS`, drawn by themselves: seeds that do not know them do what they did before there were any."""
+LATER_ODDS: Final[Mapping[str, tuple[float, float]]] = {
+    "ledger-fails": (0.01, 0.1),
+}
+POOLED_SEEDS: Final = 0.3
+LATER_SEEDS: Final = 0.2
+"""How many of the seeds with several kinds of faults know each of them."""
+LARGEST_CPUS: Final = 4.0
+"""What the largest job requests."""
 CALM_SEEDS: Final = 0.06
 ONE_FAULT_SEEDS: Final = 0.12
 SECOND_MS: Final = 1000
@@ -75,6 +87,8 @@ class Plan:
     """Size of the warm pool; 0: there is none."""
     agents_max: int = 20
     """Of all scalers together."""
+    pool_cpus: float = 0.0
+    """Of the machine pool, if all coordinators are on one host and share one; 0: there is none."""
     chaos_seconds: float = 120.0
     """How long jobs are submitted and faults happen."""
     settle_seconds: float = 1200.0
@@ -96,7 +110,8 @@ def draw(seed: int) -> Plan:
     """The plan of a seed."""
     entropy = SeededEntropy(seed).fork("plan")
     kinds = _kinds(entropy)
-    return Plan(
+    later = SeededEntropy(seed).fork("later")
+    plan = Plan(
         seed=seed,
         coordinators=entropy.choice([1, 1, 1, 1, 1, 1, 1, 2, 2, 3]),
         jobs=round(entropy.uniform(15, 60)),
@@ -106,10 +121,17 @@ def draw(seed: int) -> Plan:
         chaos_seconds=entropy.uniform(40, 160),
         store_seconds=(0.0002, entropy.choice([0.001, 0.004, 0.1])),
         link_seconds=(0.001, entropy.choice([0.005, 0.02, 1.0])),
-        every={kind: entropy.uniform(*span) for kind, span in EVERY_SECONDS.items() if kind in kinds},
-        odds={kind: entropy.uniform(*span) for kind, span in ODDS.items() if kind in kinds},
+        every={
+            **{kind: entropy.uniform(*span) for kind, span in EVERY_SECONDS.items() if kind in kinds},
+            **_later(LATER_EVERY_SECONDS, later, kinds),
+        },
+        odds={
+            **{kind: entropy.uniform(*span) for kind, span in ODDS.items() if kind in kinds},
+            **_later(LATER_ODDS, later, kinds),
+        },
         settings=_settings(entropy),
     )
+    return replace(plan, pool_cpus=_pool_cpus(plan, later))
 
 
 def _kinds(entropy: SeededEntropy) -> frozenset[str]:
@@ -121,6 +143,17 @@ def _kinds(entropy: SeededEntropy) -> frozenset[str]:
         return frozenset([entropy.choice(all_kinds)])
     share = entropy.uniform(0.1, 0.6)
     return frozenset(kind for kind in all_kinds if entropy.chance(share))
+
+
+def _later(spans: Mapping[str, tuple[float, float]], entropy: SeededEntropy, kinds: frozenset[str]) -> dict[str, float]:
+    drawn = {kind: (entropy.chance(LATER_SEEDS), entropy.uniform(*span)) for kind, span in spans.items()}
+    return {kind: value for kind, (is_known, value) in drawn.items() if is_known and len(kinds) > 1}
+
+
+def _pool_cpus(plan: Plan, entropy: SeededEntropy) -> float:
+    """Enough for the largest job beside all warm agents."""
+    is_pooled, spare = entropy.chance(POOLED_SEEDS), entropy.uniform(1, 8)
+    return LARGEST_CPUS + plan.warm_agents * plan.coordinators + spare if is_pooled else 0.0
 
 
 def _settings(entropy: SeededEntropy) -> Mapping[str, int]:

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from kici.domain.ids import AgentId
 from kici.domain.job import TERMINAL, RunStatus
 from kici.domain.say import say
-from kici.testing.sim.fleet import scalers
+from kici.testing.sim.fleet import POOL, scalers
 from kici.testing.sim.trace import WORLD
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Settlement:
         up = [site.name for site in world.sites if site.coordinator.program is not None]
         world.trace.check(not up, f"{up} did not stop", WORLD)
         world.trace.check(not world.ledger.sessions, "sessions are left after an orderly stop", *world.ledger.sessions)
+        rows = self._pool_rows()
+        world.trace.check(not rows, "rows of the machine pool are left after an orderly stop", *rows)
         instances = await world.store.instances(limit=10)
         world.trace.check(not instances, "an instance row is left after an orderly stop", WORLD)
 
@@ -61,6 +64,15 @@ class Settlement:
         """How many idle agents may be kept."""
         entries = [entry for entry in self._world.files.config.scalers if entry.warm_pool.enabled]
         return sum(entry.warm_pool.size * len(entry.label_sets) for entry in entries)
+
+    def _pooled(self, machines: Iterable[AgentId]) -> list[AgentId]:
+        """Those that are billed to the machine pool."""
+        ledger = self._world.ledger
+        return [agent_id for agent_id in machines if ledger.machines[agent_id].scaler in ledger.pooled]
+
+    def _pool_rows(self) -> list[AgentId]:
+        pooled = self._world.pooled
+        return [] if pooled is None else [row.agent_id for row in pooled.rows(POOL)]
 
     def _unrest(self) -> tuple[str, tuple[str, ...]] | None:
         """What is not at rest yet."""
@@ -83,6 +95,7 @@ class Settlement:
             ("runs that are not over", runs, frozenset()),
             ("spawn rows", ledger.spawns, kept),
             ("reservations in the store", ledger.reservations, kept),
+            ("rows of the machine pool", self._pool_rows(), frozenset(self._pooled(machines))),
             ("reservations in memory", chain(*(program.book.reservations for program in programs)), kept),
             ("spawns in memory", (one.agent_id for program in programs for one in program.spawns), kept),
             ("agent processes", chain(*(site.host.agents for site in world.sites)), kept),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kici.ports.store import Store
+from kici.testing.fake_ledger import PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace
 from kici.testing.sim.coordinator import Files, Machine, SimCoordinator
@@ -26,6 +27,8 @@ class Common:
     place: AgentPlace
     files: Files
     hints: Hints
+    pooled: PooledHost | None
+    """The machine that all coordinators are on, if they share machine pools."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class Site:
     @classmethod
     def make(cls, name: str, common: Common, *, clock: SimClock, entropy: SeededEntropy) -> Self:
         weather = Weather(plan=common.plan, entropy=entropy.fork("weather"))
-        host = SimHost(name, common.plan, entropy.fork("host"), common.place)
+        host = SimHost(name, common.plan, entropy.fork("host"), common.place, pooled=common.pooled)
         machine = Machine(
             plan=common.plan,
             entropy=entropy.fork("coordinator"),

@@ -5,6 +5,7 @@ Triggers call functions of this process, so nothing can be written past the watc
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from kici.domain.job import JobStatus, RunStatus
 from kici.domain.spawn import SpawnState
 from kici.ports.store import Store
 from kici.stores.database import Step
+from kici.stores.query import Query
 from kici.stores.sqlite.core import IN_MEMORY, Core, Outcome
 from kici.stores.sqlite.engine import Inline
 from kici.stores.store import SqlStore
@@ -80,12 +82,21 @@ class WatchedCore(Core):
         super().__init__(IN_MEMORY, now_ms=now_ms)
         self.on_commit: Callable[[list[Change]], None] = lambda changes: None
         self.units = 0
+        self.spoils = ""
+        """Statements that take something out of the schema before anything happens."""
         self._changes: list[Change] = []
         self._register(self._writer)
 
     def watch(self) -> None:
         """Start; the schema must be there."""
-        self._writer.executescript(WATCH.read_text())
+        self._writer.executescript(WATCH.read_text() + self.spoils)
+
+    def rewrite(self, query: Query, old: str, new: str) -> None:
+        """Change a statement: for showing what one of its guards is worth."""
+        sql = self._queries[query]
+        statements = tuple(statement.replace(old, new) for statement in sql.statements)
+        assert statements != sql.statements, f"{query} has no {old!r}"
+        self._queries[query] = replace(sql, statements=statements)
 
     def write(self, units: Sequence[Sequence[Step]]) -> list[Outcome]:
         self._changes = []

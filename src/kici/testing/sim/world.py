@@ -8,6 +8,7 @@ within bounded time all must come to rest (`settle`).  Every commit and every ac
 import asyncio
 from collections.abc import Callable, Coroutine
 from itertools import chain
+from math import inf
 from string import ascii_lowercase
 from typing import Any
 
@@ -17,12 +18,13 @@ from kici.domain import knobs
 from kici.domain.errors import StoreDown
 from kici.domain.ids import DEFAULT_ORG
 from kici.domain.secret import parse_secret_ref
+from kici.testing.fake_ledger import PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace, SimAgent
 from kici.testing.sim.chaos import Chaos
 from kici.testing.sim.checkers import Checkers
 from kici.testing.sim.coordinator import Files, SimCoordinator
-from kici.testing.sim.fleet import scalers, with_pool
+from kici.testing.sim.fleet import POOLED, scalers, with_pool
 from kici.testing.sim.hints import Hints
 from kici.testing.sim.ledger import Caps, Ledger
 from kici.testing.sim.network import Network
@@ -65,6 +67,8 @@ class World:
         )
         config = scalers(plan)
         self._first_config = with_pool(config, plan.warm_agents) if plan.warm_agents else config
+        self.pooled = PooledHost() if plan.pool_cpus else None
+        self.ledger.pooled = frozenset(POOLED if plan.pool_cpus else ())
         self.files = Files(self._first_config)
         self._note_config()
         self._skew_ms_max = 0
@@ -81,6 +85,7 @@ class World:
             place=place,
             files=self.files,
             hints=Hints(self.plan, entropy.fork("hints")),
+            pooled=self.pooled,
         )
         names = [f"coordinator-{letter}" for letter in ascii_lowercase[: self.plan.coordinators]]
         is_single = len(names) == 1
@@ -140,6 +145,8 @@ class World:
             *((entry.name, entry.max_agents, entry.resource_cap) for entry in config.scalers),
         ):
             caps.setdefault(name, Caps(0, 0, 0)).widen(agents, cap.max_cpu, cap.max_memory_bytes)
+        for pool in config.machine_pools:
+            self.ledger.pool_cpus = max(self.ledger.pool_cpus, pool.cap.max_cpu or inf)
         for entry in config.scalers:
             warm = entry.warm_pool.size * len(entry.label_sets) if entry.warm_pool.enabled else 0
             self.ledger.warm_max[entry.name] = max(warm, self.ledger.warm_max.get(entry.name, 0))
