@@ -100,6 +100,8 @@ def run_many(seeds: range, *, workers: int) -> int:
         tally.add(report)
         if report.failure is not None and len(tally.failures) <= FAILURES_SHOWN:
             print(f"\n{report.failure}\n", flush=True)
+        if report.failure is not None and len(tally.failures) <= FAILURES_SHOWN:
+            print(f"\n{report.failure}\n", flush=True)
         if tally.seconds - told_at >= PROGRESS_SECONDS:
             told_at = tally.seconds
             print(tally.line, flush=True)
