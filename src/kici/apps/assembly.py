@@ -216,6 +216,7 @@ class Coordinator:
         entries = given.fleet.router.entries
         self.pools = WarmPoolManager(
             pools=() if configuration is None else warm_pools(configuration.config, entries),
+            store=given.store,
             registry=self.registry,
             spawns=self.spawns,
             book=self.book,
@@ -224,6 +225,7 @@ class Coordinator:
             clock=given.clock,
             gauges=self.metrics,
         )
+        self.pending.crowded = self.pools.crowded
         self.reload: Reload | None = None
         if configuration is not None:
             self.reload = Reload(

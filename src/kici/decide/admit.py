@@ -109,6 +109,14 @@ def admit(
     )
 
 
+def fits_alone(requests: Amount, *, scaler: ScalerCaps, host: HostCaps, machine_pool: str | None) -> bool:
+    """Whether an agent with these requests would be admitted if there were no other: making room can help."""
+    pool = NO_CAP if machine_pool is None else host.machine_pools.get(machine_pool, NO_CAP)
+    none = Active(here=0, total=0)
+    refused = admit(requests, scaler=scaler, host=host, here=NO_USAGE, total=NO_USAGE, active=none)
+    return refused is None and over(CapName.MACHINE_POOL, pool, NO_USAGE, requests, scaler.scaler) is None
+
+
 def is_burst_refusal(refusal: AtCap, active: Active, *, here: Usage, total: Usage) -> bool:
     """Whether reservations not yet active made the difference: worth a warning; a plainly full pool is not."""
     match refusal.cap:

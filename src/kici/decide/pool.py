@@ -2,16 +2,21 @@
 
 There is no pool to take from: a ready warm agent is an ordinary idle agent.  Counting uses the labels that a job
 for the pool would name (declared ones and platform taints), making uses the declared set.
+
+Jobs go first: while one is refused an agent by a limit that a pool takes part in, the pool is not filled, and its idle
+agents give way, one for each class of waiting jobs at a time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from kici.config.model import ScalersConfig, WarmPool
 from kici.decide.entries import Routable
 from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.job import Demand
 from kici.domain.labels import set_key
+from kici.domain.verdict import AtCap, CapName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +96,36 @@ class PoolState:
     """Warm spawns of the pool whose agents are not connected, now or any more."""
 
 
-def fill(states: Sequence[PoolState], budgets: Mapping[ScalerName, int], *, total: int) -> list[tuple[Pool, int]]:
-    """How many agents to start for each pool.  `budgets`: room left in each scaler, `total`: on this instance."""
-    left = dict(budgets)
+def shares(short: AtCap, scaler: ScalerName, pools: Mapping[ScalerName, str | None]) -> bool:
+    """Whether agents of `scaler` count under the limit that refused a job.
+
+    `pools`: this host's scalers, with the machine pool of each.
+    """
+    if short.scaler not in pools:
+        return False
+    match short.cap:
+        case CapName.GLOBAL_MAX_AGENTS | CapName.GLOBAL_RESOURCE_CAP:
+            return True
+        case CapName.MACHINE_POOL:
+            return pools.get(scaler) == short.pool
+        case CapName.MAX_AGENTS | CapName.RESOURCE_CAP:
+            return scaler == short.scaler
+        case _:
+            assert_never(short.cap)
+
+
+def fill(
+    states: Sequence[PoolState],
+    budgets: Mapping[ScalerName, int],
+    *,
+    total: int,
+    held_back: Collection[ScalerName] = (),
+) -> list[tuple[Pool, int]]:
+    """How many agents to start for each pool.
+
+    `budgets`: room left in each scaler, `total`: on this instance; `held_back`: scalers whose room jobs wait for.
+    """
+    left = {scaler: 0 if scaler in held_back else room for scaler, room in budgets.items()}
     plan = []
     for state in states:
         deficit = state.pool.size - state.ready - state.in_flight
@@ -111,6 +143,22 @@ class IdleAgent:
 
     agent_id: AgentId
     registered_at: Instant
+
+
+def gives_way(
+    short: AtCap, idle: Mapping[ScalerName, Sequence[IdleAgent]], pools: Mapping[ScalerName, str | None]
+) -> tuple[ScalerName, AgentId] | None:
+    """The idle warm agent to let go so that a refused job gets its room: the oldest that counts under that limit."""
+    candidates = [
+        (agent.registered_at, agent.agent_id, scaler)
+        for scaler, agents in idle.items()
+        if shares(short, scaler, pools)
+        for agent in agents
+    ]
+    if not candidates:
+        return None
+    _, agent_id, scaler = min(candidates)
+    return scaler, agent_id
 
 
 def surplus(pool: Pool, idle: Iterable[IdleAgent], *, now: Instant, at_once: bool = False) -> list[AgentId]:

@@ -43,6 +43,7 @@ class Event(StrEnum):
     ORPHANS_LEFT = "orphans.left"
     ORPHANS_REMOVED = "orphans.removed"
     PEER_ANSWERED = "peer.answered"
+    POOL_GIVES_WAY = "pool.gives_way"
     POOL_REFUSED = "pool.refused"
     POOL_SHORT = "pool.short"
     PROVISIONING_FAILS = "provisioning.fails"

@@ -8,12 +8,13 @@ Where a refusal says until when, a pass comes at exactly that moment.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Never
 
 from kici.domain.errors import KiciError, StoreDown
 from kici.domain.job import Demand, WaitingClass
-from kici.domain.scale import Failed, ScaleAnswer, Skipped, Spawning
+from kici.domain.scale import AtCapacity, Failed, ScaleAnswer, Skipped, Spawning
+from kici.domain.verdict import AtCap
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -62,6 +63,8 @@ class PendingScaleSweeper:
         """Monotonic seconds of the earliest moment at which a refused request may be made again."""
         self.has_idle_elsewhere: Callable[[Demand], bool] = lambda demand: False
         """Whether another coordinator has an agent that waits for such a job."""
+        self.crowded: Callable[[WaitingClass, AtCap], Awaitable[None]] = _nobody_gives_way
+        """Told of each class that a limit refused."""
 
     def look(self) -> None:
         """Another coordinator says that jobs wait."""
@@ -138,6 +141,8 @@ class PendingScaleSweeper:
                 continue
             answer = await self._manager.request(job)
             if not isinstance(answer, Spawning):
+                if isinstance(answer, AtCapacity):
+                    await self._refused(waiting, answer)
                 return started
             started += 1
         if len(jobs) == JOBS_PER_CLASS:
@@ -149,5 +154,11 @@ class PendingScaleSweeper:
         """Come back when the refusal is over, or tell the job what only a person can change."""
         if isinstance(answer, Skipped) and answer.retry_after_ms is not None:
             self.retry_in(answer.retry_after_ms)
+        if isinstance(answer, AtCapacity) and isinstance(answer.verdict, AtCap):
+            await self.crowded(waiting, answer.verdict)
         if isinstance(answer, Failed):
             await self._store.set_provisioning_error(waiting.oldest_job, answer.error)
+
+
+async def _nobody_gives_way(waiting: WaitingClass, limit: AtCap) -> None:
+    pass

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kici.decide.admit import Book, admit, is_burst_refusal
+from kici.decide.admit import Book, admit, fits_alone, is_burst_refusal
 from kici.decide.entries import Routable
 from kici.decide.fallback import SCALERS_MAX, is_refusal, spokesman, verdict_of
 from kici.decide.prune import EVENT
@@ -173,6 +173,18 @@ class ScalerManager:
         if isinstance(answer, AtCapacity):
             self._count(answer, f"warm pool of {routable.scaler}")
         return answer
+
+    def could_make_room(self, demand: Demand, scaler: ScalerName) -> bool:
+        """Whether the end of other agents of this host could let this scaler make one for such a job."""
+        runtime = self.fleet.runtimes.get(scaler)
+        routable = next((each for each in self.fleet.router.candidates(demand) if each.scaler == scaler), None)
+        if runtime is None or routable is None or runtime.elsewhere is not None:
+            return False
+        try:
+            requests = routable.shape(demand.resources).requests
+        except ValueError:
+            return False
+        return fits_alone(requests, scaler=runtime.caps, host=self.fleet.caps, machine_pool=runtime.machine_pool)
 
     def _choose(self, demand: Demand) -> Choice | ScaleAnswer:
         """The best label set that serves a demand and may start one more agent now, or why there is none."""

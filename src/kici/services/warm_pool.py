@@ -11,14 +11,17 @@ from functools import lru_cache
 from typing import Final, Never, Protocol
 
 from kici.decide.admit import Book
-from kici.decide.pool import IdleAgent, Pool, PoolState, fill, surplus
-from kici.domain.ids import AgentId, ScalerName
+from kici.decide.pool import IdleAgent, Pool, PoolState, fill, gives_way, shares, surplus
+from kici.domain.ids import AgentId, ClassId, ScalerName
+from kici.domain.job import WaitingClass
 from kici.domain.labels import set_key
 from kici.domain.scale import Spawning
 from kici.domain.spawn import ScaleDownReason
+from kici.domain.verdict import AtCap
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
+from kici.ports.store import JobStore
 from kici.services.drain_state import DrainState
 from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.services.scaler_manager import ScalerManager
@@ -28,6 +31,8 @@ from kici.services.workers_caps import used_here
 TICK_SECONDS: Final = 30.0
 REFILL_SECONDS: Final = 1.0
 """How soon after a hand-off the pool is looked at again."""
+SHORT_SECONDS: Final = 15.0
+"""How long a job that was refused keeps pools from its room: longer than the pause between two re-drives."""
 
 
 class PoolGauges(Protocol):
@@ -47,6 +52,7 @@ class WarmPoolManager:
         self,
         *,
         pools: Sequence[Pool],
+        store: JobStore,
         registry: AgentRegistry,
         spawns: SpawnBook,
         book: Book,
@@ -56,6 +62,9 @@ class WarmPoolManager:
         gauges: PoolGauges,
     ) -> None:
         self._pools = list(pools)
+        self._store = store
+        self._short: dict[ClassId, tuple[AtCap, float]] = {}
+        """Limits that refused waiting jobs, and when (monotonic)."""
         self._registry = registry
         self._spawns = spawns
         self._book = book
@@ -102,12 +111,47 @@ class WarmPoolManager:
         try:
             self._let_go(at_once=False)
             started = 0
-            for pool, count in fill(self._states(), self._budgets(), total=self._room()):
+            held_back = self._held_back()
+            for pool, count in fill(self._states(), self._budgets(), total=self._room(), held_back=held_back):
                 started += await self._start(pool, count)
             self._show()
             return started
         finally:
             self._is_running = False
+
+    async def crowded(self, waiting: WaitingClass, limit: AtCap) -> None:
+        """A re-drive found no room for jobs of this class: give way.  Raises `StoreDown`."""
+        places = self._places()
+        if not any(shares(limit, pool.scaler, places) for pool in self._pools):
+            return
+        if not self._manager.could_make_room(waiting.demand, limit.scaler):
+            return
+        if not await self._store.queued_of_class(waiting.class_id, limit=1, unserved=True):
+            self._short.pop(waiting.class_id, None)  # agents for all of them are on their way
+            return
+        self._short[waiting.class_id] = limit, self._clock.monotonic()
+        if any(tracked.is_ending and shares(limit, tracked.spawn.scaler, places) for tracked in self._spawns):
+            return  # room is on its way
+        idle: dict[ScalerName, list[IdleAgent]] = {}
+        for (scaler, _), agents in self._idle().items():
+            idle.setdefault(scaler, []).extend(agents)
+        going = gives_way(limit, idle, places)
+        if going is not None:
+            scaler, agent_id = going
+            emit(Event.POOL_GIVES_WAY, scaler=scaler, agent_id=agent_id, wanted_for=waiting.oldest_job)
+            self._reap(agent_id, scaler)
+
+    def _held_back(self) -> set[ScalerName]:
+        """Scalers whose room waiting jobs need."""
+        since = self._clock.monotonic() - SHORT_SECONDS
+        self._short = {of: (limit, at) for of, (limit, at) in self._short.items() if at > since}
+        places = self._places()
+        return {scaler for scaler in places for limit, _ in self._short.values() if shares(limit, scaler, places)}
+
+    def _places(self) -> dict[ScalerName, str | None]:
+        """This host's scalers, with their machine pools."""
+        fleet = self._manager.fleet
+        return {name: runtime.machine_pool for name, runtime in fleet.runtimes.items() if name not in fleet.remote}
 
     async def _start(self, pool: Pool, count: int) -> int:
         for number in range(count):

@@ -11,6 +11,7 @@ from kici.decide.admit import (
     ScalerCaps,
     Usage,
     admit,
+    fits_alone,
     is_burst_refusal,
 )
 from kici.domain.ids import AgentId, InstanceId, Instant, ScalerName
@@ -165,3 +166,21 @@ def test_tenths_of_a_cpu_add_up_exactly() -> None:
     for _ in range(10):
         usage = usage.minus(Amount(cpus=0.1))
     assert usage == NO_USAGE
+
+
+@pytest.mark.parametrize(
+    ("cpus", "scaler", "host", "fits"),
+    [
+        (4.0, SCALER, HOST, True),
+        (4.0, replace(SCALER, agents_max=0), HOST, False),
+        (4.0, replace(SCALER, resources=Cap(cpus=3.0)), HOST, False),
+        (4.0, SCALER, replace(HOST, resources=Cap(cpus=4.0)), True),
+        (4.5, SCALER, replace(HOST, resources=Cap(cpus=4.0)), False),
+        (4.5, SCALER, replace(HOST, machine_pools={"rack": Cap(cpus=4.0)}), False),
+        (4.5, SCALER, replace(HOST, machine_pools={"other": Cap(cpus=4.0)}), True),
+    ],
+)
+def test_making_room_helps_only_an_agent_that_would_fit_alone(
+    cpus: float, scaler: ScalerCaps, host: HostCaps, fits: bool
+) -> None:
+    assert fits_alone(Amount(cpus=cpus), scaler=scaler, host=host, machine_pool="rack") is fits

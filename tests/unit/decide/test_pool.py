@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from kici.config.model import BackendType, Defaults, LabelSet, ScalerEntry, ScalersConfig, WarmPool
 from kici.decide.entries import routables
-from kici.decide.pool import IdleAgent, Pool, PoolState, fill, pools_of, surplus
+from kici.decide.pool import IdleAgent, Pool, PoolState, fill, gives_way, pools_of, shares, surplus
 from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.platform import Arch, Host, Os, Platform
 from kici.domain.resources import Ask, ResourceRequest
+from kici.domain.verdict import AtCap, CapName, Dimension
 
 HOST = Host("linux", "x86_64")
 CPU = ResourceRequest(requests=Ask(cpus=1.0))
@@ -105,3 +106,52 @@ def test_surplus_goes_oldest_first_once_it_idled_long_enough() -> None:
 
 def test_size_zero_lets_all_go_after_the_timeout() -> None:
     assert len(surplus(pool(size=0), agents(0, 0), now=Instant(300_000))) == 2
+
+
+# --- jobs go first
+
+HERE = {ScalerName("warm"): "rack", ScalerName("cold"): "rack", ScalerName("apart"): None}
+
+
+def refused(cap: CapName, *, scaler: str = "cold", pool: str | None = None) -> AtCap:
+    return AtCap(
+        cap=cap,
+        dimension=Dimension.AGENTS,
+        used=1,
+        requested=1,
+        limit=1,
+        scaler=ScalerName(scaler),
+        pool=pool,
+    )
+
+
+@pytest.mark.parametrize(
+    ("short", "concerned"),
+    [
+        (refused(CapName.GLOBAL_MAX_AGENTS), {"warm", "cold", "apart"}),
+        (refused(CapName.GLOBAL_RESOURCE_CAP), {"warm", "cold", "apart"}),
+        (refused(CapName.MACHINE_POOL, pool="rack"), {"warm", "cold"}),
+        (refused(CapName.MAX_AGENTS), {"cold"}),
+        (refused(CapName.RESOURCE_CAP), {"cold"}),
+        (refused(CapName.GLOBAL_MAX_AGENTS, scaler="of a worker"), set()),
+    ],
+)
+def test_a_limit_concerns_the_scalers_that_count_under_it(short: AtCap, concerned: set[str]) -> None:
+    assert {name for name in HERE if shares(short, name, HERE)} == concerned
+
+
+def test_a_pool_whose_room_jobs_wait_for_is_not_filled() -> None:
+    assert fill([state(0, 0)], {NAME: 10}, total=50, held_back={NAME}) == []
+    other = state(0, 0, name="other")
+    plan = fill([state(0, 0), other], {NAME: 10, ScalerName("other"): 10}, total=50, held_back={NAME})
+    assert [(pool.scaler, count) for pool, count in plan] == [("other", 3)]
+
+
+def test_the_oldest_idle_agent_under_the_limit_gives_way() -> None:
+    idle = {
+        ScalerName("warm"): [IdleAgent(agent_id=AgentId("w"), registered_at=Instant(5))],
+        ScalerName("apart"): [IdleAgent(agent_id=AgentId("a"), registered_at=Instant(1))],
+    }
+    assert gives_way(refused(CapName.GLOBAL_MAX_AGENTS), idle, HERE) == ("apart", "a")
+    assert gives_way(refused(CapName.MACHINE_POOL, pool="rack"), idle, HERE) == ("warm", "w")
+    assert gives_way(refused(CapName.MAX_AGENTS), idle, HERE) is None

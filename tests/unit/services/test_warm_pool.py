@@ -5,7 +5,7 @@ from itertools import repeat
 
 import pytest
 
-from kici.config.model import LabelSet, ScalerEntry, WarmPool
+from kici.config.model import Cap, LabelSet, ScalerEntry, WarmPool
 from kici.domain.job import JobStatus
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import ScaleDownReason
@@ -199,3 +199,63 @@ async def test_a_draining_coordinator_fills_nothing(bench: Bench) -> None:
     bench.dies(bench.agents[bench.orders[0].agent_id])
     await bench.passes(100)
     assert len(bench.orders) == 2
+
+
+# --- jobs go first
+
+GPU = a_scaler("gpu", ("gpu",))
+
+
+@benched(pool(2), GPU, max_agents=2)
+async def test_idle_warm_agents_give_way_to_a_job_that_finds_no_room(bench: Bench) -> None:
+    await fill(bench, 2)
+    job = await bench.submits("gpu", queue_timeout_ms=0)
+    await bench.until(lambda: bool(ended(bench)), within=15)
+    agent = await bench.made(2)
+    assert await agent.starts() == job.id
+    assert ended(bench) == [ScaleDownReason.IDLE]
+    await bench.passes(100)
+    assert len(bench.orders) == 3  # the pool waits for room
+    agent.ends(job.id)
+    await bench.passes()
+    agent.leaves()
+    await bench.until(lambda: len(bench.orders) == 4, within=35)
+    assert bench.orders[3].bound_job_id is None
+
+
+@benched(a_scaler("local", label_sets=(SET,)), GPU, max_agents=2)
+async def test_a_pool_takes_no_room_that_jobs_wait_for(bench: Bench) -> None:
+    jobs = [await bench.submits("gpu", queue_timeout_ms=0) for _ in range(3)]
+    agents = [await bench.made(number) for number in range(2)]
+    for agent in agents:
+        await agent.starts()
+    await bench.passes(12)
+    await reload(bench, pool(2), GPU)
+    agents[0].ends(jobs[0].id)
+    await bench.passes()
+    agents[0].leaves()
+    third = await bench.made(2)
+    assert await third.starts() == jobs[2].id
+    await bench.passes(60)
+    assert len(bench.orders) == 3
+    assert bench.told(Event.POOL_GIVES_WAY) == []
+
+
+@benched(pool(1), GPU, max_agents=1)
+async def test_pools_do_not_give_way_to_a_job_whose_agent_is_on_its_way(bench: Bench) -> None:
+    bench.backends["gpu"].scripts = iter([SpawnScript(seconds=60)])
+    await fill(bench, 1)
+    job = await bench.submits("gpu", queue_timeout_ms=0)
+    await bench.until(lambda: bool(ended(bench)), within=15)
+    await bench.passes(50)
+    assert len(bench.told(Event.POOL_GIVES_WAY)) == 1
+    agent = await bench.made(1)
+    assert await agent.starts() == job.id
+
+
+@benched(pool(2), GPU, max_agents=2, cap=Cap(max_cpu=4))
+async def test_a_job_that_no_room_would_be_enough_for_moves_no_pool(bench: Bench) -> None:
+    await fill(bench, 2)
+    await bench.submits("gpu", queue_timeout_ms=0, cpus=8)
+    await bench.passes(60)
+    assert ended(bench) == []
