@@ -20,6 +20,7 @@ from kici.adapters.processes import LinuxProcesses
 from kici.backends.container.backend import ContainerBackend, ContainerSettings
 from kici.backends.container.fencing import AgentNetwork
 from kici.backends.container.house import ContainerTools, Houses
+from kici.backends.container.room import FreeBytes
 from kici.backends.container.runtime import Archive, FindArchive
 from kici.decide.container_plan import AGENT, MANAGED, OWNER, ContainerSet
 from kici.domain.ids import AgentId, ScalerName
@@ -122,6 +123,7 @@ class FakeEngineBench(ContainerBench):
         self.packets = packets or FakePackets()
         self.find_archive: FindArchive = an_archive
         self.environment: dict[str, str] = {}
+        self.free_bytes = 2**40
         for kind, script in FAKE_IMAGES.items():
             self.room.images[f"ci/{kind.value}:latest"] = script
         super().__init__(engine_at=lambda at: FakeEngine(self.room, at), address=ADDRESS, clock=SimClock())
@@ -135,6 +137,7 @@ class FakeEngineBench(ContainerBench):
             supervisor=supervisor,
             environment=self.environment,
             resolvers=list,
+            free_bytes=lambda _: self.free_bytes,
         )
 
     def on_host(self) -> frozenset[AgentId]:
@@ -169,6 +172,7 @@ class RealEngineBench(ContainerBench):
         self.lab = lab
         self.folder = folder
         self.network = network or AgentNetwork()
+        self.free_bytes: FreeBytes | None = None
         self.engines: list[DockerEngine] = []
         address = EngineAddress(url=f"unix://{lab.socket}", kind=EngineKind.DOCKER, is_local=True)
         super().__init__(engine_at=self._open, address=address, clock=RealClock())
@@ -191,6 +195,7 @@ class RealEngineBench(ContainerBench):
             environment={},
             resolvers=list,
             network=self.network,
+            free_bytes=self.free_bytes,
         )
 
     def on_host(self) -> frozenset[AgentId]:
@@ -216,8 +221,9 @@ async def fake_engine() -> AsyncIterator[FakeEngineBench]:
 
 
 @asynccontextmanager
-async def docker(lab: Lab, folder: Path) -> AsyncIterator[RealEngineBench]:
+async def docker(lab: Lab, folder: Path, *, free_bytes: FreeBytes | None = None) -> AsyncIterator[RealEngineBench]:
     bench = RealEngineBench(lab, folder)
+    bench.free_bytes = free_bytes
     await bench.start()
     try:
         yield bench

@@ -7,7 +7,8 @@ import pytest
 from tests.contract import container_benches as benches
 from tests.docker_engine import Lab, busybox_tree, lab
 
-from kici.testing.contracts.backend import CASES, Case
+from kici.domain.errors import DeterministicRefusal
+from kici.testing.contracts.backend import CASES, Case, Kind, an_id
 from kici.testing.virtual_time import virtual
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -35,3 +36,19 @@ async def test_fake_engine(case: Case) -> None:
 async def test_docker(case: Case, engine: Lab, tmp_path: Path) -> None:
     async with benches.docker(engine, tmp_path) as bench:
         await case(bench)
+
+
+@pytest.mark.engine("docker")
+@pytest.mark.xdist_group("docker-contract")
+async def test_a_real_engine_says_where_its_disk_is_and_a_full_one_makes_nothing(engine: Lab, tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def nothing_left(path: Path) -> int:
+        asked.append(path)
+        return 2**20
+
+    async with benches.docker(engine, tmp_path, free_bytes=nothing_left) as bench:
+        with pytest.raises(DeterministicRefusal, match="only 1 MiB are free for the container engine"):
+            _ = await bench.backend.spawn(bench.order(an_id(1), Kind.LIVES), bench.heard.on_event)
+        assert not bench.on_host()
+    assert set(asked) == {engine.folder / "root"}

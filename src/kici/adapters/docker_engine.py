@@ -93,6 +93,11 @@ class DockerEngine:
             system=told.get("Os", ""),
         )
 
+    async def folder(self) -> str | None:
+        async with self._call("ask the engine where it keeps its things"):
+            told = await self._docker.system.info()
+        return told.get("DockerRootDir") or None
+
     async def image(self, name: str) -> ImageInfo | None:
         try:
             async with self._call(f"look for image {name}"):

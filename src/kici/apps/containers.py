@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kici.adapters.agent_archive import find_archive
+from kici.adapters.disk import free_bytes
 from kici.adapters.docker_engine import DockerEngine
 from kici.adapters.docker_engine_find import find_engine
 from kici.adapters.nft import Nft
@@ -60,6 +61,7 @@ class Containers:
             supervisor=host.supervisor,
             environment=environ,
             resolvers=resolvers,
+            free_bytes=free_bytes,
         )
         self._houses = Houses(self._tools)
 

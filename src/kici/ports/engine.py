@@ -103,6 +103,10 @@ class Engine(Protocol):
 
     async def info(self) -> EngineInfo: ...
 
+    async def folder(self) -> str | None:
+        """Where it keeps images, containers and volumes on its host; None: it does not say."""
+        ...
+
     async def image(self, name: str) -> ImageInfo | None:
         """None: it is not here."""
         ...

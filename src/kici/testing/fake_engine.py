@@ -89,6 +89,7 @@ class EngineRoom:
         self.put_fails: list[str] = []
         """Reasons; each makes one unpacking of an archive fail half-way."""
         self.is_down = False
+        self.folder: str | None = "/fake"
         self.listeners: list[asyncio.Queue[EngineEvent | None]] = []
         self._numbers = itertools.count(1)
 
@@ -166,6 +167,10 @@ class FakeEngine:
     async def info(self) -> EngineInfo:
         await self._up()
         return EngineInfo(version="fake", machine="x86_64", system="linux")
+
+    async def folder(self) -> str | None:
+        await self._up()
+        return self._room.folder
 
     async def image(self, name: str) -> ImageInfo | None:
         await self._up()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.contract.container_benches import FakeEngineBench
 
+from kici.decide.container_plan import AGENT
 from kici.domain.errors import DeterministicRefusal, JobRefused, KiciError, Retryable
 from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import JobContainer, SpawnOrder
@@ -185,4 +186,30 @@ async def test_rules_of_a_dead_container_go_with_the_sweep_and_a_neighbours_stan
     assert await bench.backend.recover(frozenset({an_id(2)}))
     assert await bench.backend.cleanup_orphans(frozenset()) == 0
     assert len(bench.packets.addresses()) == 1
+    await bench.close()
+
+
+@virtual
+async def test_a_full_disk_of_the_engine_is_cleared_first_and_then_refuses_new_agents_until_there_is_room() -> None:
+    bench = await a_bench()
+    _ = await bench.backend.spawn(bench.order(an_id(1), Kind.LIVES), bench.heard.on_event)
+    left = next(iter(bench.room.containers.values()))
+    ended = bench.room.add(replace(left.spec, name="left", labels={**left.spec.labels, AGENT: an_id(9)}), ImageScript())
+    stranger = bench.room.add(replace(left.spec, name="stranger", labels={}), ImageScript())
+    for name in ("kici-runtime-old", "kici-runtime-used", "somebodys"):
+        bench.room.volume_files[name] = {}
+        bench.room.volume_labels[name] = {"kici-managed": "true"}
+    _ = bench.room.add(
+        replace(left.spec, name="user", labels={}, binds=("kici-runtime-used:/opt/kici",)), ImageScript()
+    )
+    bench.free_bytes = 2**20
+    refused = await error_of(bench.backend.spawn(bench.order(an_id(2), Kind.LIVES), bench.heard.on_event))
+    assert type(refused) is DeterministicRefusal
+    assert "only 1 MiB are free for the container engine in /fake" in str(refused)
+    assert "2 leftovers were removed" in str(refused)
+    assert ended.id not in bench.room.containers
+    assert {left.id, stranger.id} <= bench.room.containers.keys()
+    assert bench.room.volume_files.keys() == {"kici-runtime-v1", "kici-runtime-used", "somebodys"}
+    bench.free_bytes = 2**40
+    _ = await bench.backend.spawn(bench.order(an_id(3), Kind.LIVES), bench.heard.on_event)
     await bench.close()

@@ -214,8 +214,10 @@ class ContainerBackend:
 
     async def _make(self, agent: Tracked, chosen: plan.ContainerSet, order: SpawnOrder) -> None:
         settings = self._settings
+        house = self._house()
+        await house.room.ensure(self._remove_ended)
         maker = Maker(
-            house=self._house(),
+            house=house,
             settings=MakerSettings(
                 scaler=settings.scaler,
                 owner=settings.owner,
@@ -298,6 +300,16 @@ class ContainerBackend:
         await to_its_end(
             self._remove(agent, grace_seconds=5), seconds=END_SECONDS_MAX, what=f"removing container {found.name}"
         )
+
+    async def _remove_ended(self) -> int:
+        """What ended and nobody looks after any more, such as a failed clean-up left behind; how many."""
+        found = await self._house().engine.containers(self._labels())
+        ended = [
+            one for one in found if not one.is_running and AgentId(one.labels.get(plan.AGENT, "")) not in self._agents
+        ]
+        for one in ended:
+            await self._clear(one)
+        return len(ended)
 
     def _forget(self, agent: Tracked) -> None:
         if self._agents.get(agent.id) is agent:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from kici.backends.container.fencing import DEFAULT_NETWORK, AgentNetwork, Fencing
 from kici.backends.container.flights import Flights
 from kici.backends.container.images import Images
+from kici.backends.container.room import DiskRoom, FreeBytes
 from kici.backends.container.runtime import FindArchive, Runtimes
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
@@ -18,6 +19,7 @@ class House:
     engine: Engine
     images: Images
     runtimes: Runtimes
+    room: DiskRoom
     fencing: Fencing | None
     """None: the engine is on another machine, whose packet filter is not ours."""
 
@@ -36,6 +38,8 @@ class ContainerTools:
     resolvers: Callable[[], Sequence[str]]
     """Name servers of this host, now."""
     network: AgentNetwork = DEFAULT_NETWORK
+    free_bytes: FreeBytes | None = None
+    """None: nobody looks after the engine's disk."""
 
 
 class Houses:
@@ -56,9 +60,11 @@ class Houses:
         engine = tools.engine_at(address)
         flights = Flights(tools.supervisor)
         fencing = Fencing(engine=engine, packets=tools.packets, network=tools.network, resolvers=tools.resolvers)
+        runtimes = Runtimes(engine=engine, flights=flights, clock=tools.clock, find_archive=tools.find_archive)
         return House(
             engine=engine,
             images=Images(engine=engine, flights=flights, clock=tools.clock),
-            runtimes=Runtimes(engine=engine, flights=flights, clock=tools.clock, find_archive=tools.find_archive),
+            runtimes=runtimes,
+            room=DiskRoom(engine=engine, flights=flights, runtimes=runtimes, free_bytes=tools.free_bytes),
             fencing=fencing if address.is_local else None,
         )

@@ -83,6 +83,12 @@ class Runtimes:
             _ = await self._flights.run(volume.name, lambda tell: self._make(volume, archive, image, tell), on_progress)
         return Injected(volume=volume.name, entrypoint=archive.entrypoint)
 
+    async def remove_others(self) -> int:
+        """Volumes of other versions that no container uses; how many.  Whoever needs one fills it again."""
+        names = await self._engine.volumes({MANAGED: "true"})
+        others = [name for name in names if name.startswith(f"{RUNTIME}-") and name not in self._known]
+        return sum([await self._engine.remove_volume(name) for name in others])
+
     def forget(self) -> None:
         """Somebody may have removed the volume: look again next time."""
         self._known.clear()

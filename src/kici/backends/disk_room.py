@@ -1,4 +1,4 @@
-"""Making room on a disk before something is put there.  Thresholds and words are `decide.disk`."""
+"""Making room on a disk before something is put there: thresholds and words are `decide.disk`."""
 
 from collections.abc import Awaitable, Callable
 

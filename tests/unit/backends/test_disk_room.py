@@ -2,7 +2,7 @@
 
 import pytest
 
-from kici.services.disk_guard import make_room
+from kici.backends.disk_room import make_room
 
 GIB = 1024**3
 
