@@ -24,6 +24,7 @@ from kici.wire.messages import (
     ClaimCredentialsResponse,
     ConfigAck,
     CoordinatorMessage,
+    CoordinatorsChanged,
     Credentials,
     ErrorMessage,
     Heartbeat,
@@ -97,6 +98,7 @@ FROM_COORDINATOR: list[Message] = [
         heartbeat_ms=15_000,
         reconnect_max_ms=20_000,
     ),
+    CoordinatorsChanged(coordinators=["wss://a.example/ws", "wss://c.example/ws"]),
     JobDispatch(job_id="job-1", run_id="run-1", name="test"),
     JobStart(
         job_id="job-1",

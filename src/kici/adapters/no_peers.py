@@ -17,3 +17,10 @@ class NoPeers:
     async def run(self) -> Never:
         while True:
             await asyncio.Event().wait()
+
+
+class NoProbe:
+    """Nobody can be asked, so nobody can be said to be ready."""
+
+    async def is_ready(self, address: str) -> bool:
+        return False

@@ -262,7 +262,7 @@ class Coordinator:
             clock=given.clock,
             instance_id=self.instance_id,
             requires_token=given.authenticates_agents,
-            coordinators=lambda: list(given.addresses),
+            coordinators=lambda: self.cluster.hand_over.addresses(),
         )
         self.sessions = AgentSessions(
             tokens=self.tokens if given.authenticates_agents else None,

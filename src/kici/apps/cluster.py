@@ -15,6 +15,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.services.absent_instances import AbsentInstances
 from kici.services.clustering import OwnRows, PatientScaling, RemoteCancels
+from kici.services.hand_over import HandOver
 from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
 
@@ -32,6 +33,17 @@ class Cluster:
             manager=one.manager,
             clock=given.clock,
             instance_id=one.instance_id,
+            address=next(iter(given.addresses), ""),
+        )
+        self.hand_over = HandOver(
+            heartbeat=one.heartbeat,
+            peers=self.peers,
+            registry=one.registry,
+            sessions=one.sessions,
+            probe=given.probe,
+            leave_workers=lambda why: one.workers.links.let_go(why),
+            own=given.addresses,
+            clock=given.clock,
         )
         self.own_rows = OwnRows(
             store=given.store,
@@ -100,6 +112,7 @@ class Cluster:
     def start(self, supervisor: Supervisor) -> None:
         supervisor.service("hints", self._one.given.notifier.run)
         supervisor.service("peers", self.peers.run)
+        supervisor.service("hand-over", self.hand_over.run)
         supervisor.service("peer-requests", self.requests.run)
         supervisor.service("own-rows", self.own_rows.run)
         supervisor.service("absent-instances", self.absent_instances.run)

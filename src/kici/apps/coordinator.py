@@ -19,6 +19,7 @@ from kici.adapters.clock import RealClock
 from kici.adapters.data_dir import DATABASE, DataDir
 from kici.adapters.entropy import SystemEntropy
 from kici.adapters.no_peers import NoPeers
+from kici.adapters.peer_probe import HttpPeerProbe
 from kici.adapters.sealer import AesGcmSealer, parse_key
 from kici.adapters.webhooks import HttpWebhooks
 from kici.apps.assembly import Coordinator
@@ -199,6 +200,7 @@ class _Program:
                 sweep_seconds=settings.scaler_pending_sweep_interval_ms / 1000,
                 addresses=(settings.cluster_address or url,),
                 webhooks=self._webhooks,
+                probe=HttpPeerProbe(),
                 lock_wait_ms=settings.db_pool_acquire_timeout_ms,
             )
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kici.adapters.no_peers import NoPeers
+from kici.adapters.no_peers import NoPeers, NoProbe
 from kici.apps.eventing import LOCK_WAIT_MS
 from kici.config.model import ScalersConfig
 from kici.domain.instance import Instance
@@ -12,7 +12,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.ledger import MachineLedger
-from kici.ports.peers import Notifier
+from kici.ports.peers import Notifier, PeerProbe
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.ports.webhook import WebhookSender
@@ -42,6 +42,8 @@ class Given:
     sealer: Sealer
     notifier: Notifier = field(default_factory=NoPeers)
     """How other coordinators on the same store are told to look."""
+    probe: PeerProbe = field(default_factory=NoProbe)
+    """How other coordinators are asked without the store."""
     instance: Instance
     fleet: Fleet
     configuration: Configuration | None = None

@@ -36,11 +36,15 @@ class LossCause(StrEnum):
     COMPUTE_ENDED = "compute-ended"
     """Its backend saw it end."""
     GRACE_OVER = "grace-over"
+    HANDED_OVER = "handed-over"
+    """We lost the database and sent it to another coordinator."""
     STOPPING = "stopping"
     """We are stopping and closed its connection: no loss of the agent at all."""
 
 
-_MAY_RETURN: Final = frozenset({LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT, LossCause.ACK_TIMEOUT})
+_MAY_RETURN: Final = frozenset(
+    {LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT, LossCause.ACK_TIMEOUT, LossCause.HANDED_OVER}
+)
 """Causes after which the agent may still live.  After all others waiting is in vain."""
 
 

@@ -26,6 +26,8 @@ class Capacity:
     """Connected agents, by kind."""
     scalers: tuple[Offer, ...] = ()
     """Label sets of its scalers that take work."""
+    address: str = ""
+    """Where agents reach it; empty: they are not told."""
 
 
 class RequestKind(StrEnum):

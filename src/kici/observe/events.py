@@ -17,6 +17,7 @@ class Event(StrEnum):
     AGENT_REGISTERED = "agent.registered"
     AGENT_RETURNED = "agent.returned"
     AGENT_SILENT = "agent.silent"
+    AGENTS_HANDED_OVER = "agents.handed_over"
     BACKEND_STUCK = "backend.stuck"
     BEAT_FAILED = "beat.failed"
     CLAIM_LEFT = "claim.left"

@@ -33,6 +33,14 @@ class Notifier(Protocol):
         ...
 
 
+class PeerProbe(Protocol):
+    """Asks other coordinators without the store."""
+
+    async def is_ready(self, address: str) -> bool:
+        """Whether the coordinator that agents reach at `address` can work now.  Within seconds; never fails."""
+        ...
+
+
 class PeerStore(Protocol):
     """`scaler_capacity` and `peer_requests`."""
 
@@ -62,6 +70,9 @@ class PeerStore(Protocol):
         """Revoked tokens of agents connected to this instance."""
         ...
 
-    async def forget_spawns_of(self, instance_id: InstanceId) -> int:
-        """Delete the local spawns and reservations of an instance that is gone for good.  How many spawns."""
+    async def forget_spawns_of(self, instance_id: InstanceId, *, now: Instant | None = None) -> int:
+        """Delete the local spawns and reservations of an instance that is silent for long.  How many spawns.
+
+        Not those whose agents are connected to another instance that lives, and none whose agent holds a job.
+        """
         ...

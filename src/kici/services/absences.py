@@ -98,7 +98,12 @@ class Absences:
         self, agent_id: AgentId, *, scaler_managed: bool, cause: LossCause, how: str, grace_ms: int
     ) -> None:
         """An agent with jobs was lost.  Settles what can be settled now."""
-        absence = Absence(
+        self.expect(agent_id, scaler_managed=scaler_managed, cause=cause, how=how, grace_ms=grace_ms)
+        await self._advance(self._absent[agent_id])
+
+    def expect(self, agent_id: AgentId, *, scaler_managed: bool, cause: LossCause, how: str, grace_ms: int) -> None:
+        """An agent is away; what follows is settled once the store answers."""
+        self._absent[agent_id] = Absence(
             agent_id=agent_id,
             scaler_managed=scaler_managed,
             cause=cause,
@@ -107,8 +112,6 @@ class Absences:
             began_at=self._clock.monotonic(),
             deadline=self._clock.monotonic() + grace_ms / 1000,
         )
-        self._absent[agent_id] = absence
-        await self._advance(absence)
 
     async def returned(self, agent_id: AgentId) -> bool:
         """The agent is back: what it holds is for its registration to reconcile, from when this returns.

@@ -172,7 +172,8 @@ class AgentSessions:
         if self._drain.stopping:
             return
         self._forget(agent.agent_id, connection.connection_id)
-        if agent.jobs:
+        is_expected = connection.cause is LossCause.HANDED_OVER and agent.spawn is not None
+        if agent.jobs or is_expected:
             await self._absences.begin(
                 agent.agent_id,
                 scaler_managed=agent.spawn is not None,
@@ -246,6 +247,35 @@ class AgentSessions:
                         why="its token was revoked",
                     ),
                 )
+
+    def hand_over(self, reason: str) -> int:
+        """Send all agents to other coordinators.  No loss of any: it is seen later who went where.  How many."""
+        left = []
+        for connection in list(self._connections.values()):
+            connection.cause, connection.is_over = LossCause.HANDED_OVER, True
+            connection.close(CloseCode.HANDOVER, reason)
+            if connection.agent is None:
+                continue
+            agent = self._registry.remove(connection.agent.agent_id, connection.connection_id)
+            if agent is None:
+                continue
+            left.append((agent.agent_id, connection.connection_id))
+            emit(Event.AGENT_LOST, agent_id=agent.agent_id, cause=connection.cause, reason=reason, jobs=len(agent.jobs))
+            if agent.jobs or agent.spawn is not None:
+                self._absences.expect(
+                    agent.agent_id,
+                    scaler_managed=agent.spawn is not None,
+                    cause=connection.cause,
+                    how=reason,
+                    grace_ms=self._grace_ms(agent.spawn is not None),
+                )
+        self._connections.clear()
+        self._supervisor.start(f"forget.handed-over.{self._clock.monotonic()}", self._forget_sessions(left))
+        return len(left)
+
+    async def _forget_sessions(self, left: list[tuple[AgentId, ConnectionId]]) -> None:
+        for agent_id, connection_id in left:
+            await self._forget_session(agent_id, connection_id)
 
     def drain_agent(self, agent_id: AgentId) -> bool:
         """Let an agent finish its job and leave.  False: it is not connected here."""

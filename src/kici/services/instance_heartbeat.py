@@ -18,6 +18,8 @@ from kici.ports.clock import Clock
 from kici.ports.store import InstanceStore
 
 BEAT_SECONDS: Final = 10.0
+AGAIN_SECONDS: Final = 2.0
+"""While the store fails: whoever is back late is taken for cut off."""
 
 
 class InstanceHeartbeat:
@@ -47,7 +49,7 @@ class InstanceHeartbeat:
 
     async def run(self) -> Never:
         while True:
-            await self.tick()
+            self._ticker.seconds = BEAT_SECONDS if await self.tick() else AGAIN_SECONDS
             await self._ticker.next()
 
     async def tick(self) -> bool:

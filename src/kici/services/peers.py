@@ -4,7 +4,7 @@ The store holds the truth; hints only make it quick.  Alone, all of this finds n
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, Never, Protocol
 
 import msgspec
@@ -46,7 +46,10 @@ class PeerView:
         manager: ScalerManager,
         clock: Clock,
         instance_id: InstanceId,
+        address: str = "",
     ) -> None:
+        """`address`: where agents reach this coordinator."""
+        self._address = address
         self._store = store
         self._registry = registry
         self._manager = manager
@@ -59,6 +62,11 @@ class PeerView:
     @property
     def others(self) -> frozenset[InstanceId]:
         return frozenset(self._others)
+
+    @property
+    def capacities(self) -> Iterable[Capacity]:
+        """Of the others, as last read."""
+        return self._others.values()
 
     def could_serve(self, demand: Demand) -> bool:
         """Whether another coordinator could."""
@@ -93,6 +101,7 @@ class PeerView:
         return Capacity(
             agents=tuple(Offer(labels=labels, gate=gate, idle=idle) for (labels, gate), idle in kinds.items()),
             scalers=tuple(Offer(labels=entry.offers, gate=entry.gate) for entry in self._manager.fleet.router.entries),
+            address=self._address,
         )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, assert_never
 
-from kici.decide.container_plan import is_loopback
 from kici.decide.dispatch import (
     Drop,
     End,
@@ -25,6 +24,7 @@ from kici.decide.dispatch import (
     reconcile,
 )
 from kici.decide.fit import AgentShape
+from kici.decide.hand_over import for_agent
 from kici.decide.prune import EVENT
 from kici.decide.registration import (
     Accept,
@@ -428,15 +428,8 @@ class Registration:
             warm_pool=spawn is not None and spawn.bound_job_id is None,
             reuse=reuse,
             jobs=verdicts,
-            coordinators=_reachable(self._coordinators(), spawn),
+            coordinators=for_agent(self._coordinators(), on_worker=spawn is not None and spawn.worker_id is not None),
         )
-
-
-def _reachable(addresses: list[str], spawn: Spawn | None) -> list[str]:
-    """Where an agent may go.  On the host of a worker, a loopback address is somebody else's."""
-    if spawn is None or spawn.worker_id is None:
-        return addresses
-    return [address for address in addresses if not is_loopback(address)]
 
 
 def _claimed_before(registered: Registered, held: list[Job], spawn: Spawn | None) -> tuple[Registered, list[Job]]:

@@ -244,6 +244,11 @@ class Workers:
         await self._rows.give_up(self._meet(worker_id), "was revoked")
         self._publish()
 
+    async def let_go(self, why: str) -> None:
+        """End all links: workers come back, and their agents find a way through others meanwhile."""
+        for connection in tuple(self._connections):
+            await connection.apply(connection.gate.dismissed(CloseCode.GOING_AWAY, why))
+
     async def leave(self) -> None:
         """The coordinator ends: workers and their agents go on, and nobody here waits for answers any more."""
         linked = sorted(self._linked)

@@ -6,7 +6,7 @@ import msgspec
 
 from kici.domain.ids import InstanceId, Instant, TokenId
 from kici.domain.peer import Capacity, PeerRequest, RequestKind
-from kici.stores.database import Part, Step
+from kici.stores.database import Params, Part, Step
 from kici.stores.query import Query
 
 
@@ -59,8 +59,8 @@ class Peers(Part):
         rows = await self._database.read(Query.REVOKED_SESSION_TOKENS, {"instance_id": instance_id, "limit": limit})
         return [TokenId(row["id"]) for row in rows]
 
-    async def forget_spawns_of(self, instance_id: InstanceId) -> int:
-        params = {"instance_id": instance_id}
+    async def forget_spawns_of(self, instance_id: InstanceId, *, now: Instant | None = None) -> int:
+        params: Params = {"instance_id": instance_id, "now": now}
         results = await self._database.unit(
             (Step(Query.FORGET_RESERVATIONS_OF, params), Step(Query.FORGET_SPAWNS_OF, params))
         )

@@ -182,6 +182,7 @@ class Node:
                 addresses=(self.url,),
                 webhooks=bench.cloud,
                 notifier=self.hints,
+                probe=self,
             )
         )
         await self.coordinator.recover()
@@ -202,6 +203,11 @@ class Node:
         self.is_up = False
         await self.coordinator.shutdown(keep_agents=False)
         await self._stack.aclose()
+
+    async def is_ready(self, address: str) -> bool:
+        """Whether another coordinator of the bench can work."""
+        node = next(node for node in self.bench.nodes if node.url == address)
+        return node.is_up and not node.faults.is_down
 
     def accept(self, end: SimEnd) -> None:
         self.supervisor.start(f"link.{end.remote}", self._serve(end))

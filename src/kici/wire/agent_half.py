@@ -52,6 +52,7 @@ from kici.wire.messages import (
     CloseCode,
     ConfigAck,
     CoordinatorMessage,
+    CoordinatorsChanged,
     ErrorMessage,
     Heartbeat,
     JobAck,
@@ -299,6 +300,9 @@ class AgentHalf:
         match message:
             case AgentExit():
                 return self.drain(now)
+            case CoordinatorsChanged(coordinators=urls):
+                self._route.registered(urls)
+                return []
             case RegisterAck():
                 return self._registered(message, now)
             case ErrorMessage(code=code, message=text):

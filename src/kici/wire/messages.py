@@ -165,6 +165,13 @@ class RegisterAck(Message, frozen=True, kw_only=True, tag="register.ack"):
     reconnect_max_ms: int = 60_000
 
 
+class CoordinatorsChanged(Message, frozen=True, kw_only=True, tag="coordinators"):
+    """Coordinators came or went since `register.ack`."""
+
+    coordinators: list[str] = []
+    """Addresses of all of them now."""
+
+
 class JobDispatch(Message, frozen=True, kw_only=True, tag="job.dispatch"):
     """An offer.  Nothing may start before `job.start`."""
 
@@ -272,6 +279,7 @@ CoordinatorMessage = (
     AuthSuccess
     | AuthFailure
     | RegisterAck
+    | CoordinatorsChanged
     | JobDispatch
     | JobStart
     | JobCancel

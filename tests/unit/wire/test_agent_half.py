@@ -34,6 +34,7 @@ from kici.wire.messages import (
     ClaimCredentialsResponse,
     CloseCode,
     ConfigAck,
+    CoordinatorsChanged,
     Credentials,
     ErrorMessage,
     Heartbeat,
@@ -661,6 +662,15 @@ def test_an_idle_agent_that_is_told_to_drain_or_exit_leaves_at_once() -> None:
     agent = Agent()
     agent.register()
     assert Exit(ExitCode.DONE, "drained") in agent.hear(AgentExit(reason="scaled down"))
+
+
+@pytest.mark.spec("D4")
+def test_it_goes_where_it_was_told_last_when_it_is_sent_away() -> None:
+    agent = working()
+    agent.hear(CoordinatorsChanged(coordinators=["ws://gone/ws"]))
+    agent.hear(CoordinatorsChanged(coordinators=["ws://a/ws", "ws://b/ws"]))
+    agent.lose(CloseCode.HANDOVER)
+    assert Connect("ws://b/ws") in agent.later(5)
 
 
 def test_a_draining_agent_without_a_job_does_not_come_back() -> None:

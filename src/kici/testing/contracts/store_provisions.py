@@ -218,7 +218,8 @@ async def passes_an_adoption_on_when_it_is_released_or_stale(store: Store) -> No
     await store.release_agent(agent(1), a_session_of().connection_id)
     assert await adopt(store, 1, by=THERE, now=10)
     assert not await adopt(store, 2, by=THERE, now=10)
-    assert await adopt(store, 2, by=THERE, now=60_000)
+    assert not await adopt(store, 2, by=THERE, now=44_999)
+    assert await adopt(store, 2, by=THERE, now=45_000)
     assert await store.provision_adopter(agent(2)) == THERE
 
 

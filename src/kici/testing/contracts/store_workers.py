@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Final
 
-from kici.domain.ids import InstanceId
+from kici.domain.ids import ConnectionId, InstanceId, JobId
 from kici.domain.spawn import ScaleDownReason, SpawnState
 from kici.domain.worker import JoinToken, Worker
 from kici.ports.store import Store
-from kici.testing.builders import HERE, a_reservation, a_spawn
-from kici.testing.contracts.store_rules import ALL, THERE, Case, after, agent, given, shows, together
+from kici.testing.builders import HERE, a_reservation, a_session, a_spawn, an_instance
+from kici.testing.contracts.store_rules import ALL, THERE, Case, a_claim, after, agent, given, queued, shows, together
 from kici.testing.sim_clock import SIM_START
 
 HOUR_MS: Final = 3_600_000
@@ -185,6 +185,23 @@ async def spares_agents_of_workers_when_their_owner_is_forgotten(store: Store) -
     assert await _owned(store, THERE) == [1]
 
 
+async def spares_agents_that_went_on_elsewhere_or_hold_jobs(store: Store) -> None:
+    other = InstanceId("instance-c")
+    await store.beat(an_instance(id=other), now=after(0))
+    for number in range(4):
+        await _spawned(store, number, owner=THERE, worker_id=None)
+    for number, instance in ((1, other), (2, THERE)):
+        session = a_session(agent_id=agent(number), connection_id=ConnectionId(f"c{number}"), instance_id=instance)
+        assert await store.register_agent(session, needs_spawn=True, bound=None, now=after(1))
+    await queued(store, "held")
+    assert await store.claim_job(JobId("held"), a_claim(agent(3), THERE), now=after(1))
+    assert await store.forget_spawns_of(THERE, now=after(119_999)) == 2
+    assert await _owned(store, THERE) == [1, 3]
+    assert {row.agent_id for row in await store.reservations(owner=THERE, limit=ALL)} == {agent(1), agent(3)}
+    assert await store.forget_spawns_of(THERE, now=after(120_000)) == 1
+    assert await _owned(store, THERE) == [3]
+
+
 CASES: Final[tuple[Case, ...]] = (
     trades_a_join_token_once,
     lets_the_same_worker_try_again_until_the_token_expires,
@@ -197,4 +214,5 @@ CASES: Final[tuple[Case, ...]] = (
     takes_over_agents_of_a_revoked_worker_without_a_link,
     lets_one_of_many_take_over,
     spares_agents_of_workers_when_their_owner_is_forgotten,
+    spares_agents_that_went_on_elsewhere_or_hold_jobs,
 )

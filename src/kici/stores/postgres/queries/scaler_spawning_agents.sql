@@ -52,7 +52,8 @@ ORDER BY spawned_at, agent_id
 LIMIT :limit;
 
 -- name: register_spawn
--- The agent of a spawn has registered; it keeps the time of the first registration.
+-- The agent of a spawn has registered; it keeps the time of the first registration.  A machine passes from one
+-- coordinator to another when the first has let go of it, or has been silent for longer than it keeps agents by itself.
 UPDATE scaler_spawning_agents SET
     state = 'registered',
     registered_at = COALESCE(registered_at, :now, now_ms()),
@@ -65,7 +66,7 @@ WHERE agent_id = :agent_id AND state || '' IN ('booting', 'registered')
             SELECT 1 FROM agent_sessions
             JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
             WHERE agent_sessions.agent_id = :agent_id AND agent_sessions.instance_id = adopted_by
-                AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 60000
+                AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 45000
         )
     )
 RETURNING *;

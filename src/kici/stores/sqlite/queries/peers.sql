@@ -48,16 +48,40 @@ WHERE agent_sessions.instance_id = :instance_id AND agent_tokens.revoked_at IS N
 LIMIT :limit;
 
 -- name: forget_reservations_of
--- Reservations of the local spawns of an instance that is gone for good.
+-- Reservations of the local spawns of an instance that `forget_spawns_of` deletes.
 DELETE FROM scaler_reservations
 WHERE owner_instance_id = :instance_id
     AND agent_id IN (
-        SELECT agent_id FROM scaler_spawning_agents
+        SELECT agent_id FROM scaler_spawning_agents AS spawns
         WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id IS NULL
+            AND NOT EXISTS (
+                SELECT 1 FROM agent_sessions
+                JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
+                WHERE agent_sessions.agent_id = spawns.agent_id AND agent_sessions.instance_id <> :instance_id
+                    AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
+            )
+            AND NOT EXISTS (
+                SELECT 1 FROM jobs
+                WHERE jobs.agent_id = spawns.agent_id
+                    AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
+            )
     );
 
 -- name: forget_spawns_of
--- Local spawns of an instance that is gone for good: what lives of them is its host's to clean up.
+-- Local spawns of an instance that is silent for long: what lives of them is its host's to clean up.  Those whose
+-- agents went on with another instance stay, and those that hold jobs until that is settled.
 DELETE FROM scaler_spawning_agents
 WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id IS NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM agent_sessions
+        JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
+        WHERE agent_sessions.agent_id = scaler_spawning_agents.agent_id
+            AND agent_sessions.instance_id <> :instance_id
+            AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM jobs
+        WHERE jobs.agent_id = scaler_spawning_agents.agent_id
+            AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
+    )
 RETURNING agent_id;
