@@ -23,19 +23,27 @@ from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.stores.database import Row
 
 DEMANDS_CACHED_MAX: Final = 4096
+TEXTS_CACHED_MAX: Final = 4096
+"""Label sets and shapes: few differ, and those that read them need them by the ten thousand."""
 
 _encoder: Final = msgspec.json.Encoder(order="deterministic")
 _decode_spec: Final = msgspec.json.Decoder(JobSpec).decode
 _decode_demand: Final = msgspec.json.Decoder(Demand).decode
 _decode_needs: Final = msgspec.json.Decoder(tuple[JobId, ...]).decode
-_decode_strings: Final = msgspec.json.Decoder(tuple[str, ...]).decode
-_decode_shape: Final = msgspec.json.Decoder(Shape).decode
+_decode_strings: Final = lru_cache(TEXTS_CACHED_MAX)(msgspec.json.Decoder(tuple[str, ...]).decode)
+_decode_shape: Final = lru_cache(TEXTS_CACHED_MAX)(msgspec.json.Decoder(Shape).decode)
 _decode_facts: Final = msgspec.json.Decoder(AgentFacts).decode
 
 
 def to_json(value: object) -> str:
     """Canonical JSON: keys and sets sorted."""
     return _encoder.encode(value).decode()
+
+
+@lru_cache(TEXTS_CACHED_MAX)
+def names_from(text: str) -> frozenset[str]:
+    """What `names_json` made."""
+    return frozenset(_decode_strings(text))
 
 
 def json_or_none(value: object) -> str | None:
@@ -150,7 +158,7 @@ def spawn_from(row: Row) -> Spawn:
         state=SpawnState(row["state"]),
         label_set=_decode_strings(row["label_set"]),
         labels=_decode_strings(row["labels"]),
-        gate=frozenset(_decode_strings(row["mandatory_labels"])),
+        gate=names_from(row["mandatory_labels"]),
         shape=_decode_shape(row["shape"]),
         machine_pool=row["machine_pool"],
         provisioning_targets=_decode_strings(row["provisioning_targets"]),
@@ -190,8 +198,8 @@ def session_from(row: Row) -> AgentSession:
         agent_id=row["agent_id"],
         instance_id=row["instance_id"],
         connection_id=row["connection_id"],
-        labels=frozenset(_decode_strings(row["labels"])),
-        gate=frozenset(_decode_strings(row["mandatory_labels"])),
+        labels=names_from(row["labels"]),
+        gate=names_from(row["mandatory_labels"]),
         token_id=row["token_id"],
         scaler=row["scaler_name"],
         backend_type=row["backend_type"],
@@ -208,7 +216,7 @@ def agent_token_from(row: Row) -> AgentToken:
         prefix=row["token_prefix"],
         kind=AgentKind(row["kind"]),
         labels=_names_or_none(row["labels"]),
-        gate=frozenset(_decode_strings(row["mandatory_labels"])),
+        gate=names_from(row["mandatory_labels"]),
         agent_id=row["agent_id"],
         created_at=row["created_at"],
         expires_at=row["expires_at"],
@@ -280,4 +288,4 @@ def _ask_with_floats(ask: Ask) -> Ask:
 
 
 def _names_or_none(text: str | None) -> frozenset[str] | None:
-    return None if text is None else frozenset(_decode_strings(text))
+    return None if text is None else names_from(text)

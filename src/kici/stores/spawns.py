@@ -38,7 +38,7 @@ class Spawns(Part):
     async def insert_spawn(
         self, spawn: Spawn, reservation: Reservation, token: AgentToken | None, *, now: Instant | None = None
     ) -> Spawn | None:
-        params = {**spawn_params(spawn), **reservation_params(reservation), **_token_params(token), "now": now}
+        params = spawn_row_params(spawn, reservation, token, now)
         for _ in range(INSERT_TRIES_MAX):
             if await self._write(Query.INSERT_SPAWN, params, told_apart_by="agent_id"):
                 return None
@@ -89,6 +89,13 @@ class Spawns(Part):
 
     async def delete_reservation(self, agent_id: AgentId) -> bool:
         return bool(await self._write(Query.DELETE_RESERVATION, {"agent_id": agent_id}))
+
+
+def spawn_row_params(
+    spawn: Spawn, reservation: Reservation, token: AgentToken | None, now: Instant | None = None
+) -> dict[str, Value]:
+    """What `insert_spawn` writes."""
+    return {**spawn_params(spawn), **reservation_params(reservation), **_token_params(token), "now": now}
 
 
 def spawn_params(spawn: Spawn) -> dict[str, Value]:
