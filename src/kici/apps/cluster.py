@@ -35,16 +35,7 @@ class Cluster:
             instance_id=one.instance_id,
             address=next(iter(given.addresses), ""),
         )
-        self.hand_over = HandOver(
-            heartbeat=one.heartbeat,
-            peers=self.peers,
-            registry=one.registry,
-            sessions=one.sessions,
-            probe=given.probe,
-            leave_workers=lambda why: one.workers.links.let_go(why),
-            own=given.addresses,
-            clock=given.clock,
-        )
+        self.hand_over = self._hand_over()
         self.own_rows = OwnRows(
             store=given.store,
             peers=self.peers,
@@ -88,6 +79,19 @@ class Cluster:
             clock=given.clock,
             instance_id=one.instance_id,
             grace_ms=lambda: one.grace_ms(True),  # noqa: FBT003 - scaler-made agents
+        )
+
+    def _hand_over(self) -> HandOver:
+        one, given = self._one, self._one.given
+        return HandOver(
+            heartbeat=one.heartbeat,
+            peers=self.peers,
+            registry=one.registry,
+            sessions=one.sessions,
+            probe=given.probe,
+            leave_workers=lambda why: one.workers.links.let_go(why),
+            own=given.addresses,
+            clock=given.clock,
         )
 
     def _join(self) -> None:
