@@ -21,6 +21,7 @@ SQL = re.compile(
     r"|(CREATE|ALTER|DROP)\s+(UNIQUE\s+)?(TABLE|INDEX|TRIGGER|VIEW)\s)",
     re.IGNORECASE | re.DOTALL,
 )
+LOOPS_OF_THE_AGENT = {"agent/container_step.py", "agent/program.py", "agent/step.py"}
 SUPPRESSION = re.compile(r"#\s*(noqa: [A-Z0-9, ]+|type: ignore\[[\w, -]+\]|pyright: ignore\[\w+\])(.*)")
 
 
@@ -77,7 +78,7 @@ def keeps_sql_in_files(module: Module) -> Iterator[str]:
 
 
 def leaves_the_loop_alone(module: Module) -> Iterator[str]:
-    if module.package in {"adapters", "kit", "testing"} or module.name in {"agent/program.py", "agent/step.py"}:
+    if module.package in {"adapters", "kit", "testing"} or module.name in LOOPS_OF_THE_AGENT:
         return  # the agent is a program of its own: its loop is its clock
     for node in ast.walk(module.tree):
         if not (isinstance(node, ast.Attribute) and node.attr in {"time", "create_task", "call_later", "call_at"}):

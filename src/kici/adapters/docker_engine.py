@@ -40,6 +40,7 @@ PULL_SILENCE_SECONDS: Final = 120.0
 OPENING_SECONDS: Final = 10.0
 EVENTS_BACK_SECONDS: Final = 1.0
 BRIDGE: Final = "com.docker.network.bridge.name"
+BETWEEN_MEMBERS: Final = "com.docker.network.bridge.enable_icc"
 MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _NO_ANSWER: Final = 900
 """Status from which on aiodocker means that there was none."""
@@ -240,8 +241,8 @@ class DockerEngine:
             "Name": spec.name,
             "CheckDuplicate": True,
             "Driver": "bridge",
-            "IPAM": {"Config": [{"Subnet": spec.subnet, "Gateway": spec.gateway}]},
-            "Options": {BRIDGE: spec.bridge},
+            "IPAM": {"Config": [{"Subnet": spec.subnet, "Gateway": spec.gateway}] if spec.subnet else []},
+            "Options": {BRIDGE: spec.bridge, **({BETWEEN_MEMBERS: "false"} if spec.keeps_members_apart else {})},
             "Labels": dict(spec.labels),
         }
         async with self._call(f"create network {spec.name}"):
@@ -318,27 +319,13 @@ class DockerEngine:
 
 def create_request(spec: ContainerSpec) -> dict[str, Any]:
     """The body that asks Docker for such a container."""
-    limits = spec.limits
-    host: dict[str, Any] = {
-        "Binds": list(spec.binds),
-        "ExtraHosts": list(spec.extra_hosts),
-        "AutoRemove": False,
-        "PidsLimit": spec.pids_max,
-        "RestartPolicy": {"Name": "no"},
-        "LogConfig": {"Type": "json-file", "Config": {"max-size": str(spec.log_bytes_max), "max-file": "1"}},
-    }
-    if limits.memory_bytes > 0:
-        host |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
-    if limits.cpus > 0:
-        host["NanoCpus"] = round(limits.cpus * 1e9)
-    if spec.network is not None:
-        host["NetworkMode"] = spec.network
     request: dict[str, Any] = {
         "Image": with_tag(spec.image),
         "Env": [f"{name}={value}" for name, value in spec.env.items()],
         "Labels": dict(spec.labels),
-        "HostConfig": host,
+        "HostConfig": _host_config(spec),
         "Tty": False,
+        "Volumes": {path: {} for path in spec.scratch},
     }
     if spec.entrypoint is not None:
         request |= {"Entrypoint": list(spec.entrypoint), "Cmd": [], "Healthcheck": {"Test": ["NONE"]}}
@@ -349,6 +336,32 @@ def create_request(spec: ContainerSpec) -> dict[str, Any]:
     if spec.reads_input:
         request |= {"OpenStdin": True, "StdinOnce": True}
     return request
+
+
+def _host_config(spec: ContainerSpec) -> dict[str, Any]:
+    limits = spec.limits
+    host: dict[str, Any] = {
+        "Binds": list(spec.binds),
+        "ExtraHosts": list(spec.extra_hosts),
+        "AutoRemove": spec.removes_itself,
+        "PidsLimit": spec.pids_max,
+        "RestartPolicy": {"Name": "no"},
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": str(spec.log_bytes_max), "max-file": "1"}},
+        "ReadonlyRootfs": spec.is_root_read_only,
+    }
+    if spec.log_bytes_max == 0:
+        host["LogConfig"] = {"Type": "none"}
+    if spec.is_hardened:
+        host |= {"CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"]}
+    if spec.tmpfs:
+        host["Tmpfs"] = dict.fromkeys(spec.tmpfs, "rw,exec,nosuid,nodev,mode=1777")
+    if limits.memory_bytes > 0:
+        host |= {"Memory": limits.memory_bytes, "MemorySwap": limits.memory_bytes}
+    if limits.cpus > 0:
+        host["NanoCpus"] = round(limits.cpus * 1e9)
+    if spec.network is not None:
+        host["NetworkMode"] = spec.network
+    return host
 
 
 def archive(files: Sequence[ContainerFile]) -> bytes:

@@ -4,22 +4,10 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
 
+from kici.domain.engine_sockets import usual_sockets
 from kici.domain.errors import DeterministicRefusal
 from kici.ports.engine import EngineAddress, EngineKind
-
-DOCKER_SOCKET: Final = "/var/run/docker.sock"
-PODMAN_SOCKET: Final = "/run/podman/podman.sock"
-
-
-def usual_sockets(environ: Mapping[str, str]) -> list[tuple[EngineKind, str]]:
-    """Where engines listen, in the order in which they are tried."""
-    sockets = [(EngineKind.DOCKER, DOCKER_SOCKET), (EngineKind.PODMAN, PODMAN_SOCKET)]
-    folder = environ.get("XDG_RUNTIME_DIR")
-    if folder:
-        sockets.append((EngineKind.PODMAN, f"{folder}/podman/podman.sock"))
-    return sockets
 
 
 def is_usable(path: str) -> bool:
@@ -51,11 +39,11 @@ def find_engine(
             )
         return EngineAddress(url=f"unix://{socket_path}", kind=kind, is_local=True)
     tried = []
-    for kind, path in usual_sockets(environ):
-        if runtime not in ("auto", kind.value):
+    for name, path in usual_sockets(environ):
+        if runtime not in ("auto", name):
             continue
         if usable(path):
-            return EngineAddress(url=f"unix://{path}", kind=kind, is_local=True)
+            return EngineAddress(url=f"unix://{path}", kind=EngineKind(name), is_local=True)
         tried.append(path)
     raise DeterministicRefusal(
         f"no container engine found: {' and '.join(tried) or 'nothing'} tried; install Docker or Podman, "

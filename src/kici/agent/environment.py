@@ -18,6 +18,8 @@ from kici.wire.leaving import Patience
 from kici.wire.messages import AgentRegister
 
 ORPHAN_TIMEOUT_MS: Final = 600_000
+SANDBOX_MEMORY_BYTES_MIN: Final = 32 * 1024**2
+"""What the first process of a container needs, and a little for the job."""
 
 OURS: Final = frozenset(
     {
@@ -37,6 +39,13 @@ OURS: Final = frozenset(
         "KICI_ROLES",
         "KICI_RUNNER_USER",
         "KICI_RUNTIME_IMAGE",
+        "KICI_SANDBOX_HARDENED",
+        "KICI_SANDBOX_MEMORY_BYTES",
+        "KICI_SANDBOX_NANO_CPUS",
+        "KICI_SANDBOX_NETWORK_ISOLATION",
+        "KICI_SANDBOX_PIDS_LIMIT",
+        "KICI_SANDBOX_READONLY_ROOTFS",
+        "KICI_SANDBOX_USER",
         "KICI_SCALER_CLAIM_CODE",
         "KICI_SCALER_IDLE_TIMEOUT",
         "KICI_SCALER_MANAGED",
@@ -61,14 +70,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "KICI_PROPERTIES",
         "KICI_RUNNER_DEBUG_STDIO",
         "KICI_RUNTIME_NODE_SOURCE",
-        "KICI_SANDBOX_HARDENED",
-        "KICI_SANDBOX_MEMORY_BYTES",
-        "KICI_SANDBOX_NANO_CPUS",
         "KICI_SANDBOX_NETWORK",
-        "KICI_SANDBOX_NETWORK_ISOLATION",
-        "KICI_SANDBOX_PIDS_LIMIT",
-        "KICI_SANDBOX_READONLY_ROOTFS",
-        "KICI_SANDBOX_USER",
     }
 )
 """Documented names that mean nothing here.  `KICI_SANDBOX` is not among them: who asks for it must get it."""
@@ -98,6 +100,28 @@ class HostFacts:
     uid: int
     random_hex8: str
     """For an agent that was given no id."""
+    engine: tuple[str, str] | None = None
+    """Kind (`docker` or `podman`) and address of a container engine that this agent can use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSettings:
+    """The containers that this agent makes for jobs."""
+
+    hardened: bool = True
+    """All capabilities dropped and no new privileges.  Off for jobs that must change users or owners."""
+    pids_max: int = 512
+    """Processes and threads of one container, so that a fork bomb stays in it."""
+    memory_bytes: int = 2 * 1024**3
+    """Limit of jobs that declare none, in bytes: a job with a leak ends, not the host."""
+    cpus: float = 2.0
+    """Limit of jobs that declare none, in cores; never more than the host has."""
+    isolated: bool | None = None
+    """Rules of the packet filter.  None, the default: where this agent may set them, since most may not."""
+    root_read_only: bool = False
+    """The image's files cannot be changed.  Off by default: most jobs install something."""
+    user: str | None = None
+    """Run jobs as this user of their images; None, the default: as whom the image says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +138,12 @@ class ProgramSettings:
     """Run steps as this user; None: as the agent's own."""
     health_port: int | None = None
     """Loopback port of the health pages; None: there are none, which saves most agents a socket."""
+    engine: str | None = None
+    """Address of the container engine; None: jobs with a container cannot run here."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """How closed those containers are."""
+    inside_job_image: bool = False
+    """The agent lives in the image of the one job that it was made for: no other container is needed."""
     inside_vm: bool = False
     """The agent is alone in a microVM: it closes the metadata address before jobs can read it."""
     warnings: tuple[str, ...] = ()
@@ -146,6 +176,10 @@ class _Reader:
             self.problems.append(f"{name} is {text!r}: 1, true, 0 or false is expected")
         return text in ("1", "true")
 
+    def switch(self, name: str) -> bool | None:
+        """None when absent."""
+        return None if self.text(name) is None else self.flag(name)
+
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """The value, or the first choice when absent."""
         text = self.text(name)
@@ -172,6 +206,9 @@ def read_settings(environ: Mapping[str, str], host: HostFacts, *, version: str) 
         tmp=environ.get("TMPDIR") or "/tmp",  # noqa: S108 (only a private directory in it is used)
         runner_user=reader.text("KICI_RUNNER_USER"),
         health_port=reader.number("KICI_PORT", 0, maximum=65535) or None,
+        engine=None if host.engine is None else host.engine[1],
+        sandbox=_read_sandbox(reader),
+        inside_job_image=reader.flag("KICI_JOB_IMAGE_AGENT"),
         inside_vm=reader.choice("KICI_EXECUTION_MODE", _MODES) == "firecracker",
         warnings=tuple(warnings),
     )
@@ -180,6 +217,19 @@ def read_settings(environ: Mapping[str, str], host: HostFacts, *, version: str) 
     if reader.problems:
         raise Misconfigured("\n".join(reader.problems))
     return settings
+
+
+def _read_sandbox(reader: _Reader) -> SandboxSettings:
+    usual = SandboxSettings()
+    return SandboxSettings(
+        hardened=reader.switch("KICI_SANDBOX_HARDENED") is not False,
+        pids_max=reader.number("KICI_SANDBOX_PIDS_LIMIT", usual.pids_max, minimum=8, maximum=2**22),
+        memory_bytes=reader.number("KICI_SANDBOX_MEMORY_BYTES", usual.memory_bytes, minimum=SANDBOX_MEMORY_BYTES_MIN),
+        cpus=reader.number("KICI_SANDBOX_NANO_CPUS", round(usual.cpus * 1e9), minimum=10_000_000) / 1e9,
+        isolated=reader.switch("KICI_SANDBOX_NETWORK_ISOLATION"),
+        root_read_only=reader.switch("KICI_SANDBOX_READONLY_ROOTFS") is True,
+        user=reader.text("KICI_SANDBOX_USER"),
+    )
 
 
 def _check_names(environ: Mapping[str, str], reader: _Reader) -> list[str]:
@@ -216,6 +266,8 @@ def _read_half(reader: _Reader, host: HostFacts, *, scaler_managed: bool, versio
     if reserved and not scaler_managed:
         reader.problems.append(f"KICI_LABELS holds {reserved[0]!r}: labels that start with kici: are reserved")
     self_labels = [*os_arch_labels(_os(host.system), host.machine), f"kici:host:{host.hostname}"]
+    if host.engine is not None:
+        self_labels += [f"kici:runtime:{host.engine[0]}", "kici:runtime:container-build"]
     roles = () if scaler_managed else role_labels(reader.names("KICI_ROLES"))
     orphan_ms = reader.number("KICI_AGENT_ORPHAN_TIMEOUT_MS", ORPHAN_TIMEOUT_MS if scaler_managed else 0)
     return AgentSettings(

@@ -8,11 +8,15 @@ import os
 import pwd
 import signal
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Final
 
 from kici.agent.environment import HostFacts
+from kici.domain.engine_sockets import named_engine, usual_sockets
 from kici.domain.errors import Misconfigured
 
 SECRETS: Final = ("KICI_AGENT_TOKEN", "KICI_SCALER_CLAIM_CODE")
@@ -22,9 +26,12 @@ _TOKEN_BYTES_MAX: Final = 4096
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_CHILD_SUBREAPER: Final = 36
 METADATA_ADDRESS: Final = "169.254.169.254"
+NEEDED_FOR_CONTAINERS: Final = ("aiodocker", "kici.apps.job_container")
+"""Not in every agent's installation: one in somebody else's image has neither."""
 
 
-def facts() -> HostFacts:
+def facts(environ: Mapping[str, str] | None = None) -> HostFacts:
+    """`environ`: the agent's own."""
     uid = os.getuid()
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -39,7 +46,27 @@ def facts() -> HostFacts:
         user=user,
         uid=uid,
         random_hex8=os.urandom(4).hex(),
+        engine=find_engine(environ or {}),
     )
+
+
+def find_engine(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Kind and address of a container engine that we may use, if this installation can talk to one."""
+    if sys.platform != "linux" or any(find_spec(name) is None for name in NEEDED_FOR_CONTAINERS):
+        return None
+    named = named_engine(environ)
+    found = [named] if named is not None else [(kind, f"unix://{path}") for kind, path in usual_sockets(environ)]
+    for kind, url in found:
+        if not url.startswith("unix://") or _is_usable(url.removeprefix("unix://")):
+            return kind, url
+    return None
+
+
+def _is_usable(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode) and os.access(path, os.R_OK | os.W_OK)
+    except OSError:
+        return False
 
 
 def take_environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, assert_never
 
 from kici.agent import host
 from kici.agent.connection import NO_CLOSE_FRAME, Connection, open_connection
+from kici.agent.container_records import has_records, records_folder
 from kici.agent.environment import ProgramSettings, may_reach_steps, read_settings
 from kici.agent.health import Facts, serve
 from kici.agent.mask import needles_of
@@ -47,6 +48,10 @@ FAREWELL_SECONDS: Final = 0.3
 CLEANUP_SECONDS: Final = 10.0
 HURRIED_CLEANUP_SECONDS: Final = 0.2
 """After TERM: what is not removed by then is collected by the next agent here."""
+NO_ENGINE: Final = (
+    "the job runs in a container, and this agent has no engine to make it: install Docker or Podman on its host, let "
+    "its user use the engine's socket (or set DOCKER_HOST), and start the agent again"
+)
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -55,7 +60,7 @@ def run(environ: Mapping[str, str]) -> int:
     Call it in the main thread of a process of its own: it takes over signals and children.
     """
     try:
-        settings = read_settings(environ, host.facts(), version=VERSION)
+        settings = read_settings(environ, host.facts(environ), version=VERSION)
         run_as = None if settings.runner_user is None else find_user(settings.runner_user)
     except Misconfigured as error:
         return refused(error)
@@ -233,18 +238,33 @@ class Program:
         except OSError as error:
             self._on_ended(StepEnd(error=f"cannot make a work directory: {error}"))
             return
-        order = StepOrder(
-            command=start.command,
-            env=self._environment(start, self._job_path),
-            cwd=self._job_path / "work",
-            needles=needles_of(start.secrets.values()),
-            run_as=self._run_as,
-        )
+        step = self._step_of(start, self._job_path)
+        if isinstance(step, StepEnd):
+            self._on_ended(step)
+            return
         self._step_over.clear()
-        self._step = step = Step(order, on_output=self._on_output, on_ended=self._on_ended)
+        self._step = step
         self._notes.info("job.started", job_id=start.job_id, run_id=start.run_id)
         if step.start():
             self._apply(self._half.step_started())
+
+    def _step_of(self, start: JobStart, path: Path) -> Step | StepEnd:
+        container = None if self._settings.inside_job_image else start.container
+        order = StepOrder(
+            command=start.command,
+            env=self._environment(start, path) if container is None else self._settings.step_env,
+            cwd=path / "work",
+            needles=needles_of([*start.secrets.values(), (container and container.password) or ""]),
+            run_as=self._run_as,
+        )
+        if container is None:
+            return Step(order, on_output=self._on_output, on_ended=self._on_ended)
+        if self._settings.engine is None:
+            return StepEnd(error=NO_ENGINE)
+        from kici.agent import container_step  # most agents never need it, and start sooner
+
+        what = container_step.order_of(start, container, self._settings, self._half.agent_id)
+        return container_step.ContainerStep(what, order, on_output=self._on_output, on_ended=self._on_ended)
 
     def _environment(self, start: JobStart, path: Path) -> dict[str, str]:
         user = {} if self._settings.runner_user is None else _home_of(self._settings.runner_user)
@@ -282,6 +302,10 @@ class Program:
 
     async def _collect(self) -> None:
         """Remove what agents that are gone left behind."""
+        if self._settings.engine is not None and has_records(records_folder(self._settings.tmp)):
+            from kici.agent.container_step import start_clearing  # as above
+
+            start_clearing(self._settings)
         for path in self._work.stale():
             await self._clean(remove_tree(path))
 

@@ -48,6 +48,8 @@ class StepOrder:
     needles: tuple[bytes, ...] = field(repr=False)
     """What to hide in the output."""
     run_as: RunAs | None = None
+    stdin: int | None = None
+    """None: nothing to read."""
 
 
 class Step:
@@ -118,10 +120,13 @@ class Step:
         if self._process is None or pid != self._process.pid:
             return
         self._process.returncode = code
-        self._end = StepEnd(exit_code=code) if code >= 0 else StepEnd(signal=-code)
+        self._end = self._end_of(code)
         for timer in self._timers:
             timer.cancel()
         self._sweep()
+
+    def _end_of(self, code: int) -> StepEnd:
+        return StepEnd(exit_code=code) if code >= 0 else StepEnd(signal=-code)
 
     def _popen(self, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
         run_as = self._order.run_as
@@ -129,7 +134,7 @@ class Step:
             list(self._order.command),
             env=dict(self._order.env),
             cwd=self._order.cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if self._order.stdin is None else self._order.stdin,
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,

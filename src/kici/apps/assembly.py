@@ -36,6 +36,7 @@ from kici.services.explain import Explain
 from kici.services.instance_heartbeat import InstanceHeartbeat
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.job_service import JobService
+from kici.services.job_start import JobStarts
 from kici.services.job_watch import JobWatch
 from kici.services.launch_failures import LaunchFailures
 from kici.services.log_store import LogStore
@@ -120,9 +121,8 @@ class Coordinator:
             store=given.store,
             registry=self.registry,
             dispatcher=self.dispatcher,
-            secrets=self.event_secrets,
+            starts=JobStarts(secrets=self.event_secrets, log_bytes_max=given.log_bytes_max),
             watch=self.watch,
-            log_bytes_max=given.log_bytes_max,
         )
         self.jobs = JobService(
             store=given.store,

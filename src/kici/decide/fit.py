@@ -99,15 +99,24 @@ def _offers(shape: AgentShape, demand: Demand) -> Misfit | None:
 def _can_run(shape: AgentShape, demand: Demand) -> Misfit | None:
     if shape.job_image or JOB_IMAGE_LABEL in shape.labels:
         return Misfit(kind=MisfitKind.OTHER_JOBS_IMAGE)
-    if demand.image is not None:
-        if shape.labels.isdisjoint((DOCKER_LABEL, PODMAN_LABEL)):
-            return Misfit(kind=MisfitKind.NO_CONTAINER_RUNTIME)
-        if demand.image.startswith(DOCKERFILE_PREFIX) and BUILD_LABEL not in shape.labels:
-            return Misfit(kind=MisfitKind.NO_CONTAINER_BUILD)
+    lack = lacks_for_container(shape, demand.image)
+    if lack is not None:
+        return lack
     if shape.prespawned and shape.resources is not None:
         differing = differing_resources(shape.resources, demand.resources)
         if differing:
             return Misfit(kind=MisfitKind.OTHER_RESOURCES, words=differing)
+    return None
+
+
+def lacks_for_container(shape: AgentShape, image: str | None) -> Misfit | None:
+    """What an agent that lives in no job's image lacks to make a container of this one."""
+    if image is None:
+        return None
+    if shape.labels.isdisjoint((DOCKER_LABEL, PODMAN_LABEL)):
+        return Misfit(kind=MisfitKind.NO_CONTAINER_RUNTIME)
+    if image.startswith(DOCKERFILE_PREFIX) and BUILD_LABEL not in shape.labels:
+        return Misfit(kind=MisfitKind.NO_CONTAINER_BUILD)
     return None
 
 

@@ -43,6 +43,16 @@ class ContainerSpec:
     """A dimension of 0 is unlimited."""
     pids_max: int = PIDS_MAX
     log_bytes_max: int = LOG_BYTES_MAX
+    """Output that the engine keeps; 0: none of it."""
+    scratch: tuple[str, ...] = ()
+    """Empty volumes that are removed with the container, by their path inside."""
+    tmpfs: tuple[str, ...] = ()
+    """Folders in memory."""
+    is_hardened: bool = False
+    """No capabilities, and no way to get any."""
+    is_root_read_only: bool = False
+    removes_itself: bool = False
+    """The engine removes it when it ends, with its scratch volumes."""
     reads_input: bool = False
     """Whether its program has a standard input: what it is given when it is started, and then the end."""
 
@@ -65,10 +75,13 @@ class NetworkSpec:
     """A bridge of its own for agents."""
 
     name: str
-    subnet: str
-    gateway: str
+    subnet: str | None
+    """None: the engine chooses, and `gateway` does not count."""
+    gateway: str = ""
     bridge: str
     """Name of the network interface on the host."""
+    keeps_members_apart: bool = False
+    """Containers on it cannot reach each other."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -17,6 +17,7 @@ from kici.domain.document_rules import (
     check_line,
     check_needs,
     check_org,
+    read_build,
     read_command,
     read_container,
     read_resources,
@@ -131,6 +132,7 @@ def _job(
         secrets=document.secrets,
         image=image,
         registry=registry,
+        build=read_build(document.container, f"{path}.container", faults),
     )
     return JobRequest(
         key=key,

@@ -47,10 +47,17 @@ class CredentialsDocument(_Document, frozen=True, kw_only=True):
 
 
 class ContainerDocument(_Document, frozen=True, kw_only=True):
-    """The job's own container: an image, or a Dockerfile in its work directory that the agent builds."""
+    """The job's own container: an image, or a Dockerfile that the agent builds one from."""
 
     image: str | None = None
     dockerfile: str | None = None
+    """Path of the Dockerfile in `context`."""
+    context: dict[str, str] = {}
+    """The files that the image is built from: their text by their path."""
+    target: str | None = None
+    """Stage of the Dockerfile to stop at; absent: the last."""
+    args: dict[str, str] = {}
+    """Build arguments.  They show in the image: nothing secret belongs there."""
     credentials: CredentialsDocument | None = None
 
 

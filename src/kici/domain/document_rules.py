@@ -14,6 +14,7 @@ from kici.domain.document_model import (
     SelectorDocument,
 )
 from kici.domain.ids import OrgId
+from kici.domain.job import JobBuild
 from kici.domain.labels import RESERVED_PREFIX, canonical, is_reserved
 from kici.domain.resources import Ask, ResourceRequest, parse_memory
 from kici.domain.secret import parse_secret_ref
@@ -26,6 +27,9 @@ DOCKERFILE_PREFIX: Final = "dockerfile:"
 LABEL_FAMILIES: Final = ("agent", "agent-feature", "arch", "host", "os", "privileged", "role", "runtime", "scaler")
 """Families of reserved labels that agents carry, so that jobs may select by them."""
 
+CONTEXT_BYTES_MAX: Final = 256 * 1024
+"""Files of a build, names included: they are stored with their job."""
+_BUILD_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")
 _ORG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -166,12 +170,46 @@ def read_container(
     if container.image is not None:
         return _image(container.image, f"{path}.image", faults), registry
     dockerfile = container.dockerfile or ""
-    if not dockerfile.strip() or CONTROL.search(dockerfile) or len(dockerfile) > 512:
-        faults.append(Fault(f"{path}.dockerfile", "expected the path of a Dockerfile in the work directory"))
+    if not is_inner_path(dockerfile):
+        faults.append(Fault(f"{path}.dockerfile", "expected the path of a Dockerfile among the files of the build"))
     if container.credentials is not None and container.credentials.registry is None:
         message = "registry is missing: a Dockerfile has no image name that would tell which registry to log in to"
         faults.append(Fault(f"{path}.credentials", message))
     return f"{DOCKERFILE_PREFIX}{dockerfile}", registry
+
+
+def read_build(container: str | ContainerDocument | None, path: str, faults: list[Fault]) -> JobBuild:
+    """What a Dockerfile is built with."""
+    if container is None or isinstance(container, str):
+        return JobBuild()
+    given = {"context": container.context, "target": container.target, "args": container.args}
+    if container.dockerfile is None:
+        faults += [Fault(f"{path}.{name}", "goes with dockerfile only") for name, value in given.items() if value]
+        return JobBuild()
+    faults += [
+        Fault(f"{path}.context", f"expected paths below the work directory, such as src/app.py, found {name[:60]!r}")
+        for name in container.context
+        if not is_inner_path(name)
+    ]
+    size = sum(len(name.encode()) + len(text.encode()) for name, text in container.context.items())
+    if size > CONTEXT_BYTES_MAX:
+        told = f"expected at most {CONTEXT_BYTES_MAX} bytes of files, found {size}; copy the rest when the job runs"
+        faults.append(Fault(f"{path}.context", told))
+    if container.target is not None and not _BUILD_NAME.fullmatch(container.target):
+        faults.append(Fault(f"{path}.target", f"expected the name of a stage, found {container.target[:60]!r}"))
+    faults += [
+        Fault(f"{path}.args", f"expected the names of build arguments, found {name[:60]!r}")
+        for name in container.args
+        if not _BUILD_NAME.fullmatch(name)
+    ]
+    return JobBuild(context=container.context, target=container.target, args=container.args)
+
+
+def is_inner_path(name: str) -> bool:
+    """Whether a path stays below where it starts, and is written in the one way that it can be."""
+    parts = name.split("/")
+    is_plain = len(name) <= 512 and not CONTROL.search(name) and name == name.strip()
+    return is_plain and not any(part in ("", ".", "..") for part in parts)
 
 
 def _image(image: str, path: str, faults: list[Fault]) -> str:

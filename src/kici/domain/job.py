@@ -83,6 +83,17 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobBuild:
+    """What the image of a job is built from, beside the Dockerfile that its image names."""
+
+    context: dict[str, str] = field(default_factory=dict)
+    """Files by their path, the Dockerfile among them."""
+    target: str | None = None
+    """Stage to stop at; None: the last."""
+    args: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What to run: the part of a job document that the agent executes.  Secrets are references only."""
 
@@ -96,6 +107,7 @@ class JobSpec:
     image: str | None = None
     registry: dict[str, str] = field(default_factory=dict)
     """Registry credential references: username, password, registry."""
+    build: JobBuild = JobBuild()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

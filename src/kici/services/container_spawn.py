@@ -7,13 +7,14 @@ job may use those secrets was judged at submission.
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from kici.decide.registry_auth import BuiltContainer, ImageContainer, LogIn, NoContainer, container_of
-from kici.domain.errors import JobRefused, KiciError, StoreDown
-from kici.domain.ids import AgentId, InstanceId, JobId, OrgId, ScalerName
+from kici.decide.registry_auth import BuiltContainer, ImageContainer, NoContainer, container_of
+from kici.domain.errors import JobRefused
+from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import Job, JobStatus, Outcome
 from kici.ports.backend import JobContainer
 from kici.ports.store import Claim, JobStore
-from kici.services.job_lifecycle import JobLifecycle, SecretSource
+from kici.services.job_lifecycle import JobLifecycle
+from kici.services.job_start import SecretSource, resolve_log_in
 
 ACK_MS: Final = 60_000
 """How long a refused job may stay claimed if this coordinator dies between the two writes."""
@@ -26,43 +27,25 @@ class ContainerSpawn:
     async def resolve(self, job: Job, *, in_image: bool) -> JobContainer | None:
         """The image that an agent for this job is made of, with its log-in; None: an ordinary agent serves.
 
-        `in_image`: whether its scaler makes agents of jobs' images.  Raises `JobRefused` when a secret is missing or
-        unreadable, or when the agent could not run the job in the container that it asks for; `StoreDown`.
+        An ordinary agent makes the job's container itself.  `in_image`: whether the scaler makes agents of jobs'
+        images.  Raises `JobRefused` when a secret is missing or unreadable; `StoreDown`.
         """
         try:
             described = container_of(job.spec.image, job.spec.registry)
         except ValueError as error:
             raise JobRefused(f"job {job.name}: {error}") from error
         match described:
-            case NoContainer():
+            case NoContainer() | BuiltContainer():
                 return None
-            case BuiltContainer():
-                raise JobRefused(
-                    f"job {job.name} wants its image built from a Dockerfile, which agents of this version cannot do; "
-                    "build it before, push it to a registry, and name it as container.image"
-                )
             case ImageContainer() if not in_image:
-                raise JobRefused(
-                    f"job {job.name} runs in an image, and the scaler that its labels lead to makes process agents; "
-                    "name the labels of a container scaler"
-                )
+                return None
             case ImageContainer(image=image, log_in=log_in):
                 if log_in is None:
                     return JobContainer(image=image)
-                username, password = await self._log_in(job.org, log_in)
+                username, password = await resolve_log_in(self._secrets, job.org, log_in)
                 return JobContainer(image=image, username=username, password=password, registry=log_in.server)
             case _:
                 assert_never(described)
-
-    async def _log_in(self, org: OrgId, log_in: LogIn) -> tuple[str, str]:
-        try:
-            values = await self._secrets.resolve(org, log_in.references)
-        except StoreDown:
-            raise
-        except KiciError as error:
-            raise JobRefused(f"the log-in at registry {log_in.server} is not there: {error}") from error
-        name = log_in.username
-        return name if isinstance(name, str) else values[name], values[log_in.password]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

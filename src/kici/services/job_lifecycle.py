@@ -4,28 +4,21 @@ Each move is one guarded write of the store; what follows from it (telling agent
 computes back) happens here, in one place, whichever way the job ended.
 """
 
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId, JobId, OrgId, RunId
+from kici.domain.ids import AgentId, JobId, RunId
 from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
-from kici.domain.secret import SecretRef, parse_secret_ref
 from kici.observe.events import Event, emit
 from kici.ports.store import Cancelled, Finished, JobStore
 from kici.services.dispatcher import Dispatcher
+from kici.services.job_start import JobStarts
 from kici.services.job_watch import JobWatch
 from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.messages import JobCancel, JobStart, JobStatusAck, JobStatusReport
 
 DRAINING: Final = "draining"
 """The reason with which an agent declines a job for good."""
-
-
-class SecretSource(Protocol):
-    async def resolve(self, org: OrgId, refs: Iterable[SecretRef]) -> dict[SecretRef, str]:
-        """All or none.  Raises a `KiciError` that names the reference, never the value."""
-        ...
 
 
 class ComputeOwner(Protocol):
@@ -55,16 +48,14 @@ class JobLifecycle:
         store: JobStore,
         registry: AgentRegistry,
         dispatcher: Dispatcher,
-        secrets: SecretSource,
+        starts: JobStarts,
         watch: JobWatch,
-        log_bytes_max: int | None,
     ) -> None:
         self._store = store
         self._registry = registry
         self._dispatcher = dispatcher
-        self._secrets = secrets
+        self._starts = starts
         self._watch = watch
-        self._log_bytes_max = log_bytes_max
         self.computes: ComputeOwner = NoComputes()
         """Set by the composition root."""
         dispatcher.gave_up = self._ended
@@ -75,8 +66,8 @@ class JobLifecycle:
         if job is None:
             self.drop(agent, job_id, "this job is not yours")
             return
-        secrets = await self._secret_env(agent, job)
-        if secrets is None:
+        message = await self._start_message(agent, job)
+        if message is None:
             return
         started = await self._store.start_job(job_id, agent.agent_id)
         if started is None:
@@ -85,42 +76,23 @@ class JobLifecycle:
         agent.jobs[job_id] = started
         self._watch.changed(job_id)
         emit(Event.JOB_STARTED, job_id=job_id, run_id=job.run_id, agent_id=agent.agent_id)
-        self.tell_start(agent, started, secrets)
-
-    def tell_start(self, agent: ConnectedAgent, job: Job, secrets: dict[str, str]) -> None:
-        agent.seat.send(
-            JobStart(
-                job_id=job.id,
-                run_id=job.run_id,
-                name=job.name,
-                command=list(job.spec.command),
-                env=job.spec.env,
-                secrets=secrets,
-                timeout_ms=job.spec.timeout_ms,
-                max_log_bytes=self._log_bytes_max,
-            )
-        )
+        agent.seat.send(message)
 
     async def start_again(self, agent: ConnectedAgent, job: Job) -> None:
         """The start message was lost with a connection: the agent waits, `running` is committed already."""
-        secrets = await self._secret_env(agent, job)
-        if secrets is None:
-            return
-        self.tell_start(agent, job, secrets)
+        message = await self._start_message(agent, job)
+        if message is not None:
+            agent.seat.send(message)
 
-    async def _secret_env(self, agent: ConnectedAgent, job: Job) -> dict[str, str] | None:
-        """The job's secrets by variable; None when one cannot be had: then the job is over, and says why."""
-        if not job.spec.secrets:
-            return {}
+    async def _start_message(self, agent: ConnectedAgent, job: Job) -> JobStart | None:
+        """None when the job cannot start on this agent: then it is over, and says why."""
         try:
-            refs = {name: parse_secret_ref(text) for name, text in job.spec.secrets.items()}
-            values = await self._secrets.resolve(job.org, refs.values())
+            return await self._starts.message(job, agent.shape)
         except StoreDown:
             raise
         except KiciError as error:
             await self._refuse_start(agent, job, str(error))
             return None
-        return {name: values[ref] for name, ref in refs.items()}
 
     def drop(self, agent: ConnectedAgent, job_id: JobId, why: str) -> None:
         """Tell an agent to kill and forget a job.  It keeps its slot until it reports that it did."""

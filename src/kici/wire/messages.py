@@ -180,6 +180,29 @@ class JobDispatch(Message, frozen=True, kw_only=True, tag="job.dispatch"):
     name: str = ""
 
 
+class JobContainer(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """The container that an agent makes for one job.  Exactly one of `image` and `dockerfile`."""
+
+    image: str | None = None
+    dockerfile: str | None = None
+    """Path in `context`."""
+    context: dict[str, str] = {}
+    """Files that the image is built from: their text by their path."""
+    target: str | None = None
+    args: dict[str, str] = {}
+    username: str | None = None
+    password: str | None = None
+    registry: str | None = None
+    """With `username` and `password`: where they are good for."""
+    cpus: float = 0
+    """0: the agent's default limit."""
+    memory_bytes: int = 0
+    """0: the agent's default limit."""
+
+    def __repr__(self) -> str:
+        return f"JobContainer({self.image or self.dockerfile!r})"
+
+
 class JobStart(Message, frozen=True, kw_only=True, tag="job.start"):
     """The coordinator committed `running`: do it now."""
 
@@ -194,6 +217,8 @@ class JobStart(Message, frozen=True, kw_only=True, tag="job.start"):
     """None: the agent's default."""
     max_log_bytes: int | None = None
     """Output kept, both streams together; None: the agent's default."""
+    container: JobContainer | None = None
+    """None: the job runs where the agent is."""
 
     def __repr__(self) -> str:
         return f"JobStart({self.job_id!r})"  # no command, environment or secret in a log

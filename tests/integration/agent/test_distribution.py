@@ -42,7 +42,7 @@ def python(site: Path, script: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(site)!r}); {script}"]
 
 
-ENTRIES = "kici.agent.guest, kici.agent.program, kici.apps.agent"
+ENTRIES = "kici.agent.container_step, kici.agent.guest, kici.agent.inner, kici.agent.program, kici.apps.agent"
 IMPORTED = f"import {ENTRIES}; print(*sorted(m for m in sys.modules if m.startswith('kici')))"
 
 

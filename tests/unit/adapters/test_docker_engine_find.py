@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kici.adapters.docker_engine_find import DOCKER_SOCKET, PODMAN_SOCKET, find_engine
+from kici.adapters.docker_engine_find import find_engine
+from kici.domain.engine_sockets import DOCKER_SOCKET, PODMAN_SOCKET
 from kici.domain.errors import DeterministicRefusal
 from kici.ports.engine import EngineAddress, EngineKind
 

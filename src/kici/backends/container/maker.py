@@ -12,6 +12,7 @@ from typing import Final
 
 from kici.backends.container.compute import Tracked
 from kici.backends.container.house import House
+from kici.backends.container.users import user_ids_in
 from kici.decide import container_plan as plan
 from kici.domain.container import ContainerSpec, RegistryAuth
 from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciError, NotFound, Retryable
@@ -23,7 +24,6 @@ from kici.ports.engine import EngineDown, EngineRefused, ImageInfo, ImageRefused
 log = logging.getLogger(__name__)
 
 STEP_SECONDS_MAX: Final = 150.0
-PASSWD_BYTES_MAX: Final = 256 * 1024
 
 Report = Callable[[str], None]
 
@@ -70,7 +70,7 @@ class Maker:
         agent.is_attempted = True
         try:
             await finish(self._create(agent, spec), seconds=STEP_SECONDS_MAX, what=f"creating container {spec.name}")
-            uid, gid = await self._user(agent, image)
+            uid, gid = await user_ids_in(house.engine, agent.container, image.user)
             if uid != 0:
                 await house.engine.put(agent.container, plan.agent_folder(agent.id, uid=uid, gid=gid))
             starting = house.engine.start(agent.container, given=plan.token_input(order.token))
@@ -139,16 +139,6 @@ class Maker:
 
     async def _create(self, agent: Tracked, spec: ContainerSpec) -> None:
         agent.container = await self._house.engine.create(spec)
-
-    async def _user(self, agent: Tracked, image: ImageInfo) -> tuple[int, int]:
-        """Whom the agent runs as: its files must be its own.  A name is looked up where it means something."""
-        if image.user in ("", "0", "root"):
-            return 0, 0
-        passwd = await self._house.engine.read(agent.container, "/etc/passwd", bytes_max=PASSWD_BYTES_MAX)
-        ids = plan.user_ids(image.user, (passwd or b"").decode(errors="replace"))
-        if ids is None:
-            raise EngineRefused(f"the image wants to run as {image.user}, whom its /etc/passwd does not know")
-        return ids
 
     def _refused(self, container: JobContainer | None, error: KiciError) -> KiciError:
         """The engine will not: because of the job's image, or of what the operator configured."""
