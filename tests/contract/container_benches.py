@@ -81,10 +81,11 @@ class ContainerBench:
     async def start(self) -> None:
         supervisor = await self._stack.enter_async_context(Supervisor("bench"))
         tools = self.tools(supervisor)
+        self.houses = Houses(tools)
         self.backend = ContainerBackend(
             settings=self.settings,
             find_engine=lambda: self._address,
-            houses=Houses(tools),
+            houses=self.houses,
             tools=tools,
             on_exit=self.heard.on_exit,
         )

@@ -187,8 +187,6 @@ def host_access(value: str) -> HostAccess:
     if _DIGITS.match(value):
         return HostAccess(network=None, port=_port(value))
     where, colon, port = value.partition(":")
-    if not colon and where == "*":
-        raise ValueError('"*:*" is every port of every address; "*:5000" is one of them')
     if re.search(r"[A-Za-z]", where):
         raise ValueError("host names are not looked up; name the address")
     found = None if where == "*" else network(where)

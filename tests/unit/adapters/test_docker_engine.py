@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from kici.adapters.docker_engine import DockerEngine
+from kici.domain.errors import Retryable
 from kici.ports.engine import EngineAddress, EngineKind
 
 LINE = b"\x01\x00\x00\x00\x00\x00\x00\x06hello\n"
@@ -35,6 +36,14 @@ class Endless:
     async def pull(self, request: web.Request) -> web.StreamResponse:
         return await self._stream(request, json.dumps({"status": "Pulling"}).encode() + b"\n")
 
+    async def broken(self, _: web.Request) -> web.Response:
+        told = [{"status": "Pulling"}, {"error": "write /data: no space left on device"}]
+        return web.Response(body=b"".join(json.dumps(each).encode() + b"\n" for each in told))
+
+    async def networks(self, _: web.Request) -> web.Response:
+        """The filter of an engine lets longer names through."""
+        return web.json_response([{"Name": "kici-agent-net-2", "Id": "0123456789abcdef", "Options": {}}])
+
     async def _stream(self, request: web.Request, piece: bytes) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -47,14 +56,15 @@ class Endless:
 
 
 @asynccontextmanager
-async def an_engine(folder: Path) -> AsyncIterator[tuple[Endless, DockerEngine]]:
+async def an_engine(folder: Path, *, is_broken: bool = False) -> AsyncIterator[tuple[Endless, DockerEngine]]:
     endless = Endless()
     app = web.Application()
     for version in ("", "/v1.41"):
         app.router.add_get(f"{version}/version", endless.version)
         app.router.add_get(f"{version}/containers/one/json", endless.inspect)
         app.router.add_get(f"{version}/containers/one/logs", endless.output)
-        app.router.add_post(f"{version}/images/create", endless.pull)
+        app.router.add_post(f"{version}/images/create", endless.broken if is_broken else endless.pull)
+        app.router.add_get(f"{version}/networks", endless.networks)
     runner = web.AppRunner(app, shutdown_timeout=1, handler_cancellation=True)
     await runner.setup()
     socket = str(folder / "docker.sock")
@@ -107,3 +117,20 @@ async def test_a_connection_serves_again_after_an_answer_that_was_read(tmp_path:
         connector = engine._connector
         assert isinstance(connector, aiohttp.UnixConnector)
         assert sum(map(len, connector._conns.values())) == 1
+
+
+@pytest.mark.spec("scaler 27.4.4")
+async def test_an_error_in_the_middle_of_a_pull_is_an_error(tmp_path: Path) -> None:
+    """The answer began well, so its status says nothing."""
+    heard: list[str] = []
+    async with an_engine(tmp_path, is_broken=True) as (_, engine):
+        with pytest.raises(Retryable, match="image img:1 could not be pulled.*no space left on device"):
+            await engine.pull("img:1", None, heard.append)
+    assert heard == ["Pulling"]
+
+
+@pytest.mark.spec("scaler 29.10.11")
+async def test_a_network_of_a_longer_name_is_another_one(tmp_path: Path) -> None:
+    async with an_engine(tmp_path) as (_, engine):
+        assert await engine.network("kici-agent-net") is None
+        assert await engine.network("kici-agent-net-2") == "br-0123456789ab"

@@ -162,6 +162,47 @@ async def test_a_failed_start_leaves_nothing_and_is_raised_as_it_is() -> None:
             assert world.backend.computes() == ()
 
 
+@pytest.mark.spec("scaler 30.10.3")
+@virtual
+async def test_a_missing_program_is_told_once_and_leaves_nothing() -> None:
+    """And it is the host's refusal: trying again helps nobody before somebody mends the path."""
+    async with World() as world:
+        del world.machine.scripts[AGENT]
+        with pytest.raises(DeterministicRefusal, match="/opt/agent"):
+            await world.spawn()
+        assert "no such program" in world.failure()
+        assert world.backend.active_count() == 0
+        assert world.files.contents == {}
+
+
+@pytest.mark.spec("scaler 30.10.6")
+@virtual
+async def test_an_end_after_the_registration_is_no_failed_launch() -> None:
+    async with World(Script(lives_seconds=5.0, exit=Exit(code=1))) as world:
+        await world.spawn()
+        await asyncio.sleep(2)
+        world.backend.mark_registered(ID)
+        await asyncio.sleep(4)
+        assert not world.heard.failures(ID)
+        ((agent_id, how),) = world.heard.exits
+        assert agent_id == ID
+        assert "code 1" in how
+        assert world.backend.active_count() == 0
+
+
+@pytest.mark.spec("scaler 30.10.8")
+@virtual
+async def test_destroying_what_has_just_ended_by_itself_is_no_error() -> None:
+    async with World() as world:
+        await world.spawn()
+        for one in world.machine.running():
+            one.end(Exit(signal=9))
+        await world.backend.destroy(ID, ScaleDownReason.IDLE)
+        assert world.backend.active_count() == 0
+        assert world.files.contents == {}
+        await world.backend.destroy(ID, ScaleDownReason.IDLE)
+
+
 # --- records
 
 

@@ -296,6 +296,7 @@ def test_a_microvm_is_as_large_as_the_nearest_layer_says() -> None:
 # --- network
 
 
+@pytest.mark.spec("scaler 31.7.4")
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -307,6 +308,10 @@ def test_a_microvm_is_as_large_as_the_nearest_layer_says() -> None:
         ("'10.0.0.0/8:*'", HostAccess(network=IPv4Network("10.0.0.0/8"), port=None)),
         ("10.0.0.0/8", HostAccess(network=IPv4Network("10.0.0.0/8"), port=None)),
         ("'*:*'", HostAccess(network=None, port=None)),
+        ("'*'", HostAccess(network=None, port=None)),
+        ("'*:443'", HostAccess(network=None, port=443)),
+        ("443", HostAccess(network=None, port=443)),
+        ("'10.0.0.0/8:22'", HostAccess(network=IPv4Network("10.0.0.0/8"), port=22)),
     ],
 )
 def test_host_access_is_an_address_and_a_port(written: str, meant: HostAccess) -> None:
@@ -314,12 +319,16 @@ def test_host_access_is_an_address_and_a_port(written: str, meant: HostAccess) -
     assert policy.host_access == (meant,)
 
 
+@pytest.mark.spec("scaler 31.7.4")
 @pytest.mark.parametrize(
     "written",
     [
         "0",
         "65536",
-        "'*'",
+        "70000",
+        "1.2.3.999",
+        "'/33'",
+        "example.com:80",
         "db.internal:5432",
         "'*:0'",
         "'10.0.0.0/24:70000'",
