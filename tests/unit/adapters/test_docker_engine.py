@@ -124,7 +124,7 @@ async def test_an_error_in_the_middle_of_a_pull_is_an_error(tmp_path: Path) -> N
     """The answer began well, so its status says nothing."""
     heard: list[str] = []
     async with an_engine(tmp_path, is_broken=True) as (_, engine):
-        with pytest.raises(Retryable, match="image img:1 could not be pulled.*no space left on device"):
+        with pytest.raises(Retryable, match=r"image img:1 could not be pulled.*no space left on device"):
             await engine.pull("img:1", None, heard.append)
     assert heard == ["Pulling"]
 

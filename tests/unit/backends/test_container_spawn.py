@@ -8,6 +8,7 @@ import pytest
 from tests.contract.container_benches import SCALER, FakeEngineBench
 from tests.unit.backends.test_container import a_bench, error_of, in_image
 
+from kici.backends.container.backend import SWEEP_AT_ONCE
 from kici.decide.container_plan import AGENT
 from kici.domain.errors import DeterministicRefusal, Retryable
 from kici.ports.engine import ContainerInfo, EngineAddress
@@ -98,6 +99,42 @@ async def test_a_sweep_removes_what_ended_and_what_nobody_owns_and_keeps_the_res
     assert len(await bench.backend.recover(frozenset({an_id(2)}))) == 1
     assert await bench.backend.cleanup_orphans(frozenset({an_id(3)})) == 1
     assert bench.room.agents() == {an_id(2), an_id(3)}
+    await bench.close()
+
+
+class Stubborn(FakeEngine):
+    """Will not let go of one container, and remembers how many it was asked for at a time."""
+
+    now = most = 0
+
+    async def remove(self, container: str) -> bool:
+        kind = type(self)
+        kind.now += 1
+        kind.most = max(kind.most, kind.now)
+        try:
+            await asyncio.sleep(1)
+            found = await self.inspect(container)
+            if found is not None and found.name == an_id(7):
+                raise Retryable("device or resource busy")
+            return await super().remove(container)
+        finally:
+            kind.now -= 1
+
+
+@virtual
+async def test_two_hundred_orphans_go_a_few_at_a_time_and_one_that_resists_holds_up_no_other() -> None:
+    bench = await a_bench(OtherEngineBench(Stubborn))
+    _ = await bench.backend.spawn(bench.order(an_id(999), Kind.LIVES), bench.heard.on_event)
+    one = bench.room.find(an_id(999))
+    assert one is not None
+    for number in range(200):
+        left = replace(one.spec, name=an_id(number), labels={**one.spec.labels, AGENT: an_id(number)})
+        bench.room.begin(bench.room.add(left, one.script))
+    error = await error_of(bench.backend.cleanup_orphans(frozenset()))
+    assert "busy" in str(error)
+    assert bench.room.agents() == {an_id(7), an_id(999)}
+    assert Stubborn.most == SWEEP_AT_ONCE
+    bench.room.remove(next(each for each in bench.room.containers.values() if each.spec.name == an_id(7)))
     await bench.close()
 
 

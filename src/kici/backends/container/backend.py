@@ -5,7 +5,6 @@ carries them all is ever touched.  A container outlives its coordinator; the nex
 is noticed by the engine's events, and found by looking where events were missed.
 """
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from kici.domain.errors import DeterministicRefusal, KiciError, NoCapacity, Perm
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.labels import set_key
 from kici.domain.spawn import ScaleDownReason
+from kici.kit.crowd import each
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.engine import ContainerInfo, EngineDown, FindEngine
 
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 END_SECONDS_MAX: Final = 180.0
 STOP_SECONDS: Final = 10
 TAIL_LINES: Final = 50
+SWEEP_AT_ONCE: Final = 16
+"""Orphans that are ended at a time: most of it is waiting for those that do not want to."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -175,11 +177,19 @@ class ContainerBackend:
         house = self._house()
         found = await house.engine.containers(self._labels())
         orphans = [one for one in found if AgentId(one.labels.get(plan.AGENT, "")) not in owned | self._agents.keys()]
-        async with asyncio.TaskGroup() as group:
-            for one in orphans:
-                group.create_task(self._clear(one), name=f"remove {one.name}")
+        failures: list[str] = []
+
+        async def remove(one: ContainerInfo) -> None:
+            try:
+                await self._clear(one)
+            except Retryable as error:
+                failures.append(str(error))
+
+        await each(orphans, remove, at_once=SWEEP_AT_ONCE)
         if self._settings.is_isolated and house.fencing is not None:
             await house.fencing.reclaim(lambda: [agent.address for agent in self._agents.values() if agent.address])
+        if failures:
+            raise Retryable("; ".join(sorted(failures)))
         return sum(one.is_running for one in orphans)
 
     async def shutdown_all(self) -> None:
