@@ -18,6 +18,7 @@ from kici.ports.backend import SpawnOrder
 from kici.testing.contracts.backend import MAX_AGENTS, Heard, Kind
 from kici.testing.fake_files import FakeFiles
 from kici.testing.fake_microvms import BRIDGE, FakeDrives, FakeHostNetwork, FakeMicroVmHost, FakeVmm, GuestScript
+from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim_clock import SimClock
 
 SCALER = ScalerName("vms")
@@ -89,6 +90,7 @@ class FakeMicroVmBench:
                 drives=FakeDrives(self.host),
                 files=self.files,
                 clock=SimClock(),
+                entropy=SeededEntropy(7),
                 needs=lambda url: Needs(coordinator_port=4000),
             ),
             supervisor=supervisor,

@@ -21,6 +21,7 @@ from tests.microvm.tiny_guest import compile_guest
 from kici.adapters import proc
 from kici.adapters.block_drives import HostDrives
 from kici.adapters.clock import RealClock
+from kici.adapters.entropy import SystemEntropy
 from kici.adapters.files import RealFiles
 from kici.adapters.firecracker_vmm import FirecrackerTools, FirecrackerVmm
 from kici.adapters.host_commands import HostCommands
@@ -142,6 +143,7 @@ class RealMicroVmBench:
                 drives=self.drives,
                 files=RealFiles(),
                 clock=RealClock(),
+                entropy=SystemEntropy(),
                 needs=lambda url: Needs(coordinator_port=4000),
             ),
             supervisor=supervisor,

@@ -9,11 +9,13 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from kici.adapters.block_copy import copy_sparse
 from kici.adapters.block_templates import OverlayTemplates
+from kici.adapters.disk import free_bytes
 from kici.adapters.host_commands import HostCommands
 from kici.domain.errors import Conflict, DeterministicRefusal, Retryable
 from kici.domain.ids import Instant
@@ -41,6 +43,33 @@ class HostDrives:
             return
         await self._in_thread(lambda: copy_sparse(source, target), f"the copy of {source}")
         await self._give(target, None if reader is None else (reader, -1))
+
+    def identity(self, path: Path) -> str:
+        found = _image(path)
+        return f"{path}:{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+    async def keep(self, source: Path, target: Path, *, root: Path) -> None:
+        if self._commands.sudo:
+            await self.open_up(root)
+            await self._commands.run("chown", f"{os.getuid()}:{os.getgid()}", str(source))
+        _keep(source, target)
+
+    async def copy(self, source: Path, target: Path, *, owner: tuple[int, int] | None) -> None:
+        await self._in_thread(lambda: copy_sparse(source, target), f"the copy of {source}")
+        await self._give(target, owner)
+
+    def rename(self, folder: Path, target: Path) -> None:
+        try:
+            folder.rename(target)
+        except OSError as error:
+            raise Retryable(f"cannot rename {folder} to {target}: {error.strerror}") from error
+
+    def touch(self, folder: Path) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(folder)
+
+    def free_bytes(self, path: Path) -> int:
+        return free_bytes(path)
 
     async def make_folder(self, path: Path) -> None:
         _make_folder(path)
@@ -112,6 +141,15 @@ def _link(source: Path, target: Path) -> bool:
 
 def _exists(path: Path) -> bool:
     return os.path.lexists(path)
+
+
+def _keep(source: Path, target: Path) -> None:
+    try:
+        os.chown(source, os.getuid(), os.getgid())
+        source.chmod(0o444)
+        source.rename(target)
+    except OSError as error:
+        raise DeterministicRefusal(f"cannot move {source} to {target}: {error.strerror}") from error
 
 
 def _make_folder(path: Path) -> None:

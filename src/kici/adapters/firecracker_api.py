@@ -15,7 +15,7 @@ from kici.decide.microvm_firecracker import ApiCall
 from kici.domain.errors import DeterministicRefusal, Retryable
 
 CALL_SECONDS: Final = 10.0
-"""Longest that one request may take; loading a snapshot is the slowest."""
+"""Longest that one request may take, unless it says otherwise."""
 ANSWER_BYTES_MAX: Final = 256 * 1024
 POLL_SECONDS: Final = 0.005
 POLL_SECONDS_MAX: Final = 0.1
@@ -53,7 +53,7 @@ class FirecrackerApi:
     ) -> None:
         self._writer.close()
 
-    async def send(self, call: ApiCall) -> Any:
+    async def send(self, call: ApiCall, *, seconds: float = CALL_SECONDS) -> Any:
         """The decoded answer; None for an empty one.  Raises `ApiRefused`, or `Retryable` when the VMM is gone."""
         body = b"" if call.body is None else json.dumps(call.body, separators=(",", ":")).encode()
         head = (
@@ -61,12 +61,12 @@ class FirecrackerApi:
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(seconds):
                 self._writer.write(head.encode() + body)
                 await self._writer.drain()
                 status, answer = await self._answer()
         except TimeoutError as error:
-            raise Retryable(f"firecracker did not answer {call.method} {call.path} in {CALL_SECONDS:g} s") from error
+            raise Retryable(f"firecracker did not answer {call.method} {call.path} in {seconds:g} s") from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
             raise Retryable(f"firecracker ended during {call.method} {call.path}: {error!r}") from error
         if not 200 <= status < 300:

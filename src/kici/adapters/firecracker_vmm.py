@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kici.adapters import vm_processes
-from kici.adapters.firecracker_api import POLL_SECONDS, POLL_SECONDS_MAX, ApiRefused, FirecrackerApi
+from kici.adapters.firecracker_api import CALL_SECONDS, POLL_SECONDS, POLL_SECONDS_MAX, ApiRefused, FirecrackerApi
 from kici.adapters.host_commands import PATH, HostCommands
 from kici.adapters.vm_processes import HeldVm
 from kici.decide.launch import CgroupSupport
@@ -25,28 +25,37 @@ from kici.decide.microvm_boot import EMPTY, boot_args
 from kici.decide.microvm_firecracker import (
     INITRD,
     KERNEL,
+    MEMORY,
     OVERLAY,
     PID_FILE,
+    RENAMES_SINCE,
     ROOTFS,
     SOCKET,
+    STATE,
     VMM_LOG,
     ApiCall,
     Jail,
     boot_calls,
+    can_rename,
     cgroup_options,
     jailer_argv,
+    load_call,
+    resume_calls,
+    snapshot_calls,
 )
 from kici.decide.microvm_probe import GONE, Liveness, Probe
 from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
 from kici.kit.finish import finish
 from kici.ports.processes import Processes, ProcessId, Program
-from kici.ports.vmm import RunningVm, VmPlace, VmSpec
+from kici.ports.vmm import RunningVm, SnapshotUnusable, VmPlace, VmSpec, VmStart
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "firecracker"
 KVM: Final = Path("/dev/kvm")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+SNAPSHOT_SECONDS: Final = 120.0
+"""Longest that a guest's memory may take to be written or read."""
 _TAIL_BYTES: Final = 2048
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Less room than the jailer needs for its copy of firecracker."""
@@ -101,14 +110,46 @@ class FirecrackerVmm:
             raise
 
     async def boot(self, spec: VmSpec) -> None:
-        args = boot_args(spec.guest, spec.bridge)
+        if spec.start is VmStart.RESTORE:
+            await self._restore(spec)
+            return
+        args = boot_args(spec.guest, None if spec.start is VmStart.WARM_UP else spec.bridge)
         calls = boot_calls(spec.machine, spec.guest, args=args, has_initrd=spec.has_initrd, metadata=spec.boot_data)
-        async with await FirecrackerApi.open(self._socket(spec.place)) as api:
+        await self._send(spec.place, calls)
+
+    async def _restore(self, spec: VmSpec) -> None:
+        try:
+            await self._send(spec.place, [load_call(spec.guest)], seconds=SNAPSHOT_SECONDS)
+        except KiciError as error:
+            raise SnapshotUnusable(str(error)) from error
+        await self._send(spec.place, resume_calls(spec.boot_data))
+
+    @property
+    def snapshot_files(self) -> tuple[str, ...]:
+        return MEMORY, STATE
+
+    def fingerprint(self) -> str:
+        return f"{vm_processes.identity(self._jail.firecracker)}:{self._tools.boot}"
+
+    async def snapshot(self, place: VmPlace) -> None:
+        async with await FirecrackerApi.open(self._socket(place)) as api:
+            told = await api.send(ApiCall(method="GET", path="/version", body=None))
+        version = str(told.get("firecracker_version"))
+        if not can_rename(version):
+            wanted = ".".join(map(str, RENAMES_SINCE))
+            raise DeterministicRefusal(
+                f"firecracker {version} cannot give the interface of a restored machine another name; {wanted} can"
+            )
+        await self._send(place, snapshot_calls(), seconds=SNAPSHOT_SECONDS)
+
+    async def _send(self, place: VmPlace, calls: list[ApiCall], *, seconds: float = CALL_SECONDS) -> None:
+        """One after the other."""
+        async with await FirecrackerApi.open(self._socket(place)) as api:
             for call in calls:
                 try:
-                    await api.send(call)
+                    await api.send(call, seconds=seconds)
                 except Retryable as error:
-                    raise Retryable(f"{error}{_last_words(spec.place)}") from error
+                    raise Retryable(f"{error}{_last_words(place)}") from error
 
     async def forget_boot_data(self, place: VmPlace) -> None:
         try:

@@ -26,7 +26,7 @@ from kici.adapters.unix_sockets import connect
 from kici.adapters.vm_processes import HeldVm
 from kici.decide.microvm import VmmKind
 from kici.decide.microvm_boot import boot_args
-from kici.decide.microvm_firecracker import INITRD, KERNEL, OVERLAY, ROOTFS
+from kici.decide.microvm_firecracker import INITRD, KERNEL, OVERLAY, ROOTFS, STATE
 from kici.decide.microvm_probe import GONE, Probe
 from kici.decide.microvm_qemu import (
     BOOT_SOCKET,
@@ -44,12 +44,16 @@ from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retry
 from kici.domain.ids import AgentId
 from kici.kit.finish import finish
 from kici.ports.processes import Process, Processes, Program
-from kici.ports.vmm import RunningVm, VmPlace, VmSpec
+from kici.ports.vmm import RunningVm, SnapshotUnusable, VmPlace, VmSpec, VmStart
 
 log = logging.getLogger(__name__)
 
 KVM: Final = Path("/dev/kvm")
 BOOT_DATA_SECONDS: Final = 10.0
+SNAPSHOT_SECONDS: Final = 120.0
+"""Longest that a guest's memory may take to be written or read."""
+_AT_ONCE: Final = 2**40
+"""Bytes per second; QEMU holds back otherwise, for a network that is not there."""
 _CTRL_ALT_DEL: Final = [{"type": "qcode", "data": key} for key in ("ctrl", "alt", "delete")]
 _FLOCK: Final = "hhqqi4x"
 _TAIL_BYTES: Final = 2048
@@ -115,7 +119,14 @@ class QemuVmm:
         what = f"starting QEMU for {spec.place.vm_id}"
         argv = self._argv(spec)
         try:
-            return await self._launch(spec, argv)
+            vm = await self._launch(spec, argv)
+            if spec.start is VmStart.RESTORE:
+                try:
+                    await self._load(spec.place)
+                except BaseException:
+                    vm.close()
+                    raise
+            return vm
         except BaseException:
             await finish(self._end(spec.place), seconds=_UNDO_SECONDS, what=f"undoing {what}")
             raise
@@ -133,6 +144,40 @@ class QemuVmm:
             raise Retryable(
                 f"QEMU did not take the boot data of {place.vm_id}: {error!r}{_last_words(place)}"
             ) from error
+
+    @property
+    def snapshot_files(self) -> tuple[str, ...]:
+        return (STATE,)
+
+    def fingerprint(self) -> str:
+        tools = self._tools
+        return f"{vm_processes.identity(self._program())}:{self._accelerator()}:{tools.boot}"
+
+    async def snapshot(self, place: VmPlace) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        async with await Qmp.open(place.root / MONITOR) as qmp:
+            await qmp.execute("stop")
+            await qmp.execute("migrate-set-parameters", **{"max-bandwidth": _AT_ONCE})
+            file = os.open(place.root / STATE, flags, 0o600)
+            try:
+                await qmp.hand_over("snapshot", file)
+            finally:
+                os.close(file)
+            await qmp.execute("migrate", uri="fd:snapshot")
+            await _migrated(qmp)
+
+    async def _load(self, place: VmPlace) -> None:
+        try:
+            file = os.open(place.root / STATE, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                async with await Qmp.open(place.root / MONITOR) as qmp:
+                    await qmp.hand_over("snapshot", file)
+                    await qmp.execute("migrate-incoming", uri="fd:snapshot")
+                    await _migrated(qmp)
+            finally:
+                os.close(file)
+        except (OSError, KiciError) as error:
+            raise SnapshotUnusable(f"QEMU cannot be restored: {error}{_last_words(place)}") from error
 
     async def forget_boot_data(self, place: VmPlace) -> None:
         writer = self._handed.pop(place.vm_id, None)
@@ -170,10 +215,8 @@ class QemuVmm:
         found = []
         try:
             _ = self._program()
-            _ = accelerator(self._tools.accel, self._tools.host)
+            _ = self._accelerator()
         except DeterministicRefusal as error:
-            found.append(str(error))
-        except ValueError as error:
             found.append(str(error))
         return found
 
@@ -208,12 +251,15 @@ class QemuVmm:
                 pause = min(pause * 1.5, POLL_SECONDS_MAX)
         raise DeterministicRefusal(f"QEMU {await process.wait()} at its start{_last_words(place)}")
 
-    def _argv(self, spec: VmSpec) -> tuple[str, ...]:
-        root, host = spec.place.root, self._tools.host
+    def _accelerator(self) -> str:
         try:
-            accel = accelerator(self._tools.accel, host)
+            return accelerator(self._tools.accel, self._tools.host)
         except ValueError as error:
             raise DeterministicRefusal(str(error)) from error
+
+    def _argv(self, spec: VmSpec) -> tuple[str, ...]:
+        root, host, accel = spec.place.root, self._tools.host, self._accelerator()
+        bridge = None if spec.start is VmStart.WARM_UP else spec.bridge
         return qemu_argv(
             self._program(),
             vm_id=spec.place.vm_id,
@@ -228,8 +274,9 @@ class QemuVmm:
                 overlay=str(root / OVERLAY),
                 folder="root",  # relative, since names of sockets are short
             ),
-            args=boot_args(spec.guest, spec.bridge, more=extra_boot_args(accel)),
+            args=boot_args(spec.guest, bridge, more=extra_boot_args(accel)),
             run_as=self._tools.run_as,
+            is_restored=spec.start is VmStart.RESTORE,
         )
 
     def _program(self) -> str:
@@ -268,6 +315,20 @@ class QemuVmm:
         for pid in vm_processes.find(matches):
             return vm_processes.look_at(pid, time.time(), name=name, faults=lambda _: ())
         return GONE
+
+
+async def _migrated(qmp: Qmp) -> None:
+    """Until a guest's memory has been written or read.  Raises `Retryable` or `DeterministicRefusal`."""
+    pause = POLL_SECONDS
+    try:
+        async with asyncio.timeout(SNAPSHOT_SECONDS):
+            while (told := await qmp.execute("query-migrate")).get("status") != "completed":
+                if told.get("status") in ("failed", "cancelled"):
+                    raise DeterministicRefusal(f"QEMU could not move the guest: {told.get('error-desc', told)}")
+                await asyncio.sleep(pause)
+                pause = min(pause * 1.5, POLL_SECONDS_MAX)
+    except TimeoutError as error:
+        raise Retryable(f"QEMU did not move the guest within {SNAPSHOT_SECONDS:g} s") from error
 
 
 def _faults(pid: int, place: VmPlace) -> tuple[str, ...]:

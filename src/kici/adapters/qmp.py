@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -43,13 +45,24 @@ class Qmp:
     ) -> None:
         self._writer.close()
 
+    async def hand_over(self, name: str, descriptor: int) -> None:
+        """Give QEMU an open file under a name, for one later command.  Raises as `execute` does."""
+        _ = await self._ask({"execute": "getfd", "arguments": {"fdname": name}}, descriptor)
+
     async def execute(self, command: str, **arguments: object) -> Any:
         """The answer.  Raises `QmpRefused`, or `Retryable` when QEMU is gone."""
+        return await self._ask({"execute": command, **({"arguments": arguments} if arguments else {})}, None)
+
+    async def _ask(self, request: dict[str, object], descriptor: int | None) -> Any:
+        command = request["execute"]
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
-                request = {"execute": command, **({"arguments": arguments} if arguments else {})}
-                self._writer.write(json.dumps(request).encode() + b"\n")
-                await self._writer.drain()
+                data = json.dumps(request).encode() + b"\n"
+                if descriptor is None:
+                    self._writer.write(data)
+                    await self._writer.drain()
+                else:
+                    self._send_with(data, descriptor)
                 while True:
                     told = await self._read()
                     if "return" in told:
@@ -58,6 +71,12 @@ class Qmp:
                         raise QmpRefused(f"QEMU refuses {command}: {told['error'].get('desc', told['error'])}")
         except (OSError, ValueError) as error:
             raise Retryable(f"QEMU ended during {command}: {error!r}") from error
+
+    def _send_with(self, data: bytes, descriptor: int) -> None:
+        """Beside the stream, in which nothing waits: every command is answered before the next."""
+        own = os.dup(self._writer.get_extra_info("socket").fileno())
+        with socket.socket(fileno=own) as plain:
+            socket.send_fds(plain, [data], [descriptor])
 
     async def _read(self) -> dict[str, Any]:
         line = await self._reader.readline()

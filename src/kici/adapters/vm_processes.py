@@ -15,7 +15,7 @@ from kici.adapters import proc
 from kici.adapters.host_commands import HostCommands
 from kici.adapters.processes import LinuxProcess, collect_child
 from kici.decide.microvm_probe import GONE, Liveness, Probe, Sight, judge, parse_pid
-from kici.domain.errors import KiciError, Retryable
+from kici.domain.errors import DeterministicRefusal, KiciError, Retryable
 from kici.domain.ids import Instant
 from kici.ports.processes import ProcessId
 
@@ -118,6 +118,15 @@ def boot_at(root: Path = proc.PROC) -> Instant:
         if line.startswith("btime "):
             return Instant(int(line.split()[1]) * 1000)
     raise AssertionError(f"{root}/stat has no btime")
+
+
+def identity(program: str) -> str:
+    """Which file a program is, and when it was written."""
+    try:
+        found = os.stat(program)
+    except OSError as error:
+        raise DeterministicRefusal(f"{program} cannot be used: {error.strerror}") from error
+    return f"{program}:{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
 
 
 def name_of(pid: int, root: Path = proc.PROC) -> str:

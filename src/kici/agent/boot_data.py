@@ -42,6 +42,16 @@ class Network:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a guest gets that goes on from a snapshot, and no other guest has."""
+
+    network: Network
+    mac: str
+    entropy: bytes
+    now_ms: int
+
+
 def parse_network(command_line: str) -> Network | None:
     """From `ip=<address>::<gateway>:<netmask>:<host>:<device>:<how>`; None: there is none."""
     for word in command_line.split():
@@ -64,6 +74,27 @@ def parse_document(data: bytes) -> dict[str, object]:
     if not isinstance(told, dict) or not told:
         raise BadBootData("the document is empty: it was read before, or never written")
     return told
+
+
+def warms_up(document: Mapping[str, object]) -> bool:
+    """The guest is to be copied, and is told nothing else."""
+    return "kici-warm" in document
+
+
+def renewal(document: Mapping[str, object], device: str) -> Renewal:
+    """Raises `BadBootData`."""
+    try:
+        given = {
+            key: str(document[f"kici-{key}"]) for key in ("address", "gateway", "netmask", "mac", "entropy", "now-ms")
+        }
+        return Renewal(
+            network=Network(given["address"], given["gateway"], given["netmask"], device),
+            mac=given["mac"],
+            entropy=bytes.fromhex(given["entropy"]),
+            now_ms=int(given["now-ms"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise BadBootData(f"nothing to renew this guest with: {error!r}") from None
 
 
 def environment(document: Mapping[str, object]) -> dict[str, str]:

@@ -6,20 +6,18 @@ ends, which ends its VMM; Ctrl-Alt-Del asks the agent to end first.
 """
 
 import ctypes
-import errno
-import fcntl
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Never
 
-from kici.agent import boot_data, program
-from kici.agent.boot_data import BadBootData, Network
+from kici.agent import boot_data, program, renewal
+from kici.agent.boot_data import BadBootData
+from kici.agent.guest_network import network_up
 from kici.agent.host import METADATA_ADDRESS
 
 PLACE: Final = "/.kici"
@@ -29,6 +27,9 @@ PORT: Final = "kici.boot"
 NAME_SERVERS: Final = "nameserver 8.8.8.8\nnameserver 1.1.1.1\n"
 BOOT_DATA_SECONDS: Final = 30.0
 METADATA_SECONDS: Final = 2.0
+WARM_METADATA_SECONDS: Final = 0.3
+"""How long an answer may take while a guest waits to be copied: the copy never gets one that the original asked for."""
+WARM_LOOK_SECONDS: Final = 0.03
 _MS_NOSUID: Final = 2
 _MS_NODEV: Final = 4
 _MS_MOVE: Final = 8192
@@ -36,16 +37,6 @@ _MNT_DETACH: Final = 2
 _RB_AUTOBOOT: Final = 0x01234567
 _RB_DISABLE_CAD: Final = 0
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
-_SIOCADDRT: Final = 0x890B
-_SIOCGIFFLAGS: Final = 0x8913
-_SIOCSIFFLAGS: Final = 0x8914
-_SIOCGIFADDR: Final = 0x8915
-_SIOCSIFADDR: Final = 0x8916
-_SIOCSIFNETMASK: Final = 0x891C
-_IFF_UP: Final = 1
-_RTF_UP_GATEWAY: Final = 3
-
-_ANYWHERE: Final = struct.pack("HH4s8x", socket.AF_INET, 0, bytes(4))
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -57,7 +48,7 @@ def main() -> Never:
         _overlay_root()
         _mount_rest()
         _name_basics()
-        _network_up()
+        network_up()
         agent = _start_agent()
         _reap_until(agent)
     except BaseException as error:  # noqa: BLE001  # whatever it is, a first process that ends is a kernel panic
@@ -135,51 +126,6 @@ def _name_basics() -> None:
         _write("/etc/resolv.conf", NAME_SERVERS)
 
 
-def _network_up() -> None:
-    """Whatever of it the kernel has not done by itself."""
-    with open("/proc/cmdline", encoding="utf-8", errors="replace") as file:
-        network = boot_data.parse_network(file.read())
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        _link_up(control, "lo")
-        if network is not None and _address_of(control, network.device) != network.address:
-            _configure(control, network)
-
-
-def _configure(control: socket.socket, network: Network) -> None:
-    fcntl.ioctl(control, _SIOCSIFADDR, _request(network.device, network.address))
-    fcntl.ioctl(control, _SIOCSIFNETMASK, _request(network.device, network.netmask))
-    _link_up(control, network.device)
-    if network.gateway:
-        gateway = _sockaddr(network.gateway)
-        route = struct.pack("L16s16s16sH", 0, _ANYWHERE, gateway, _ANYWHERE, _RTF_UP_GATEWAY)
-        with suppress(FileExistsError):
-            fcntl.ioctl(control, _SIOCADDRT, route.ljust(120, b"\0"))
-
-
-def _link_up(control: socket.socket, device: str) -> None:
-    found = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH22x", device.encode(), 0))
-    (flags,) = struct.unpack_from("H", found, 16)
-    fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", device.encode(), flags | _IFF_UP))
-
-
-def _address_of(control: socket.socket, device: str) -> str | None:
-    try:
-        found = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("16s24x", device.encode()))
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
-            return None
-        raise
-    return socket.inet_ntoa(found[20:24])
-
-
-def _request(device: str, address: str) -> bytes:
-    return struct.pack("16s16s8x", device.encode(), _sockaddr(address))
-
-
-def _sockaddr(address: str) -> bytes:
-    return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
-
-
 # ---------------------------------------------------------------------- the agent
 
 
@@ -201,6 +147,8 @@ def _start_agent() -> int:
 
 def _be_agent() -> int:
     document = boot_data.parse_document(_boot_document())
+    if boot_data.warms_up(document):
+        document = _be_copied()
     lines = boot_data.host_lines(document)
     if lines:
         with open("/etc/hosts", "a", encoding="utf-8") as file:
@@ -212,11 +160,33 @@ def _be_agent() -> int:
     return program.run(environ)
 
 
+def _be_copied() -> dict[str, object]:
+    """Wait to be stopped, with everything loaded; whoever goes on from there is another machine, and is told which."""
+    sys.stdout.write(f"kici-init: warm {' '.join(renewal.renewals())}\n")
+    sys.stdout.flush()
+    while True:
+        document = boot_data.parse_document(_next_document())
+        if not boot_data.warms_up(document):
+            renewal.renew(boot_data.renewal(document, renewal.DEVICE))
+            return document
+        time.sleep(WARM_LOOK_SECONDS)
+
+
+def _next_document() -> bytes:
+    for port in _boot_ports():
+        return _read_line(port, ends_at=None)
+    while True:
+        try:
+            return _read_metadata(seconds=WARM_METADATA_SECONDS)
+        except (OSError, BadBootData):  # cut off by the snapshot
+            time.sleep(WARM_LOOK_SECONDS)
+
+
 def _boot_document() -> bytes:
     """From the port that only this process reads, or from the metadata service.  Raises `BadBootData`."""
-    for port in _boot_ports():
-        return _read_line(port)
     ends_at = time.monotonic() + BOOT_DATA_SECONDS
+    for port in _boot_ports():
+        return _read_line(port, ends_at=ends_at)
     while True:
         try:
             return _read_metadata()
@@ -234,26 +204,26 @@ def _boot_ports() -> Iterator[str]:
                 yield f"/dev/{name}"
 
 
-def _read_line(path: str) -> bytes:
+def _read_line(path: str, *, ends_at: float | None) -> bytes:
+    """`ends_at`: how long to wait, by the monotonic clock; None: for ever."""
     data = b""
     with open(path, "rb", buffering=0) as port:
-        ends_at = time.monotonic() + BOOT_DATA_SECONDS
         while not data.endswith(b"\n"):
             part = port.read(65536)
             data += part or b""
             if not part:
-                if time.monotonic() > ends_at:
+                if ends_at is not None and time.monotonic() > ends_at:
                     raise BadBootData("nothing came through the port")
                 time.sleep(0.01)
     return data
 
 
-def _read_metadata() -> bytes:
+def _read_metadata(seconds: float = METADATA_SECONDS) -> bytes:
     """Raises `OSError` while nobody answers, `BadBootData` for a wrong answer."""
     import http.client  # costs an emulated processor half a second, and the port needs none of it
 
     ttl = {"X-metadata-token-ttl-seconds": "60"}
-    connection = http.client.HTTPConnection(METADATA_ADDRESS, timeout=METADATA_SECONDS)
+    connection = http.client.HTTPConnection(METADATA_ADDRESS, timeout=seconds)
     try:
         connection.request("PUT", "/latest/api/token", headers=ttl)
         answer = connection.getresponse()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kici.adapters import proc
 from kici.adapters.block_drives import HostDrives
+from kici.adapters.entropy import SystemEntropy
 from kici.adapters.files import RealFiles
 from kici.adapters.firecracker_vmm import FirecrackerTools, FirecrackerVmm
 from kici.adapters.host_commands import HostCommands
@@ -65,6 +66,7 @@ class MicroVms:
                 drives=HostDrives(Path(entry.chroot_base_dir) / vmm.kind, commands),
                 files=RealFiles(),
                 clock=site.clock,
+                entropy=SystemEntropy(),
                 needs=partial(_needs, entry),
             ),
             supervisor=site.supervisor,

@@ -229,6 +229,8 @@ class LabelSet:
     """MiB of memory where no layer of resources declares any.  None: the scaler's."""
     overlay_drive_size_mib: Annotated[Count, _MICROVM] = 2048
     """MiB of the drive that takes what the guest writes."""
+    snapshot_start: Annotated[bool, _MICROVM] = False
+    """Start guests from a snapshot of one that was warmed up, where that can be made safe; else they boot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

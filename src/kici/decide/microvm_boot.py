@@ -17,6 +17,7 @@ from kici.decide.agent_env import forwarded
 from kici.decide.microvm import Bridge, Guest
 
 METADATA_ADDRESS: Final = "169.254.169.254"
+LINK_LOCAL_MASK: Final = "255.255.0.0"
 EMPTY: Final[dict[str, object]] = {"latest": {"meta-data": {}}}
 """What the metadata service answers once the agent has what it needs."""
 ENV_BYTES_MAX: Final = 32_768
@@ -82,9 +83,15 @@ def is_plain_host(extra: ExtraHost) -> bool:
     return _HOST.match(extra.name) is not None and (extra.address == HOST_GATEWAY or _is_address(extra.address))
 
 
-def boot_args(guest: Guest, bridge: Bridge, *, more: Iterable[str] = ()) -> str:
-    """The kernel's command line, without anything that is a secret."""
-    network = f"ip={guest.address}::{bridge.gateway}:{bridge.netmask}::eth0:off"
+def boot_args(guest: Guest, bridge: Bridge | None, *, more: Iterable[str] = ()) -> str:
+    """The kernel's command line, without anything that is a secret.
+
+    Without a bridge the guest, which warms up to be copied, has an address on a link that leads nowhere.
+    """
+    if bridge is None:
+        network = f"ip={guest.address}:::{LINK_LOCAL_MASK}::eth0:off"
+    else:
+        network = f"ip={guest.address}::{bridge.gateway}:{bridge.netmask}::eth0:off"
     return " ".join(("console=ttyS0", "reboot=k", "panic=1", "random.trust_cpu=on", *more, "init=/init", network))
 
 

@@ -15,6 +15,10 @@ KERNEL: Final = "kernel"
 INITRD: Final = "initrd"
 ROOTFS: Final = "rootfs.ext4"
 OVERLAY: Final = "overlay.ext4"
+MEMORY: Final = "snapshot.memory"
+STATE: Final = "snapshot.state"
+RENAMES_SINCE: Final = (1, 12)
+"""The first version that gives the interface of a restored machine another name."""
 INTERFACE: Final = "eth0"
 PIDS_MAX: Final = 64
 """Threads of one VMM: one for each processor, the API, the workers."""
@@ -111,9 +115,43 @@ def metadata_calls(metadata: object) -> list[ApiCall]:
     ]
 
 
+def snapshot_calls() -> list[ApiCall]:
+    """Stop the guest, and write it to two files in its root."""
+    files = {"snapshot_type": "Full", "snapshot_path": f"/{STATE}", "mem_file_path": f"/{MEMORY}"}
+    return [_state("Paused"), _put("/snapshot/create", files)]
+
+
+def load_call(guest: Guest) -> ApiCall:
+    """Become the machine of a snapshot, with another interface.  Memory is shared until it is written on."""
+    return _put(
+        "/snapshot/load",
+        {
+            "snapshot_path": f"/{STATE}",
+            "mem_backend": {"backend_type": "File", "backend_path": f"/{MEMORY}"},
+            "network_overrides": [{"iface_id": INTERFACE, "host_dev_name": guest.tap}],
+            "resume_vm": False,
+        },
+    )
+
+
+def resume_calls(metadata: object) -> list[ApiCall]:
+    """Let a loaded guest go on, which finds its boot data already there.  The service itself was restored."""
+    return [_put("/mmds", metadata), _state("Resumed")]
+
+
+def can_rename(version: str) -> bool:
+    """Whether this version can give an interface another name; a version that we cannot read cannot."""
+    numbers = version.removeprefix("v").split(".")[:2]
+    return all(part.isdigit() for part in numbers) and tuple(map(int, numbers)) >= RENAMES_SINCE
+
+
 def _drive(name: str, file: str, *, is_root: bool) -> dict[str, object]:
     """The root is read only; what the guest writes goes to the overlay."""
     return {"drive_id": name, "path_on_host": f"/{file}", "is_root_device": is_root, "is_read_only": is_root}
+
+
+def _state(state: str) -> ApiCall:
+    return ApiCall(method="PATCH", path="/vm", body={"state": state})
 
 
 def _put(path: str, body: object) -> ApiCall:

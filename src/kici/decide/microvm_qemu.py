@@ -74,8 +74,9 @@ def qemu_argv(  # noqa: PLR0913  # a machine has these parts
     files: QemuFiles,
     args: str,
     run_as: tuple[int, int] | None,
+    is_restored: bool = False,
 ) -> tuple[str, ...]:
-    """The whole command line.  The guest does not run yet: it waits for `cont`."""
+    """The whole command line.  The guest does not run yet: it waits for `cont`, a restored one for its past before."""
     elevate = "allow" if run_as else "deny"
     return (
         program,
@@ -84,6 +85,7 @@ def qemu_argv(  # noqa: PLR0913  # a machine has these parts
         "-no-user-config",
         "-no-reboot",
         "-S",
+        *(("-incoming", "defer") if is_restored else ()),
         *("-display", "none"),
         *("-accel", accel),
         *("-M", _MACHINES[arch]),

@@ -40,6 +40,28 @@ class Drives(Protocol):
         """With everything in it, whoever owns that.  None there: no-op."""
         ...
 
+    def identity(self, path: Path) -> str:
+        """Which file this is, and when it was written."""
+        ...
+
+    async def keep(self, source: Path, target: Path, *, root: Path) -> None:
+        """Move what a machine's user wrote below its root to a folder of ours: nobody writes on it any more."""
+        ...
+
+    async def copy(self, source: Path, target: Path, *, owner: tuple[int, int] | None) -> None:
+        """A drive like another, which takes room only where that was written on."""
+        ...
+
+    def rename(self, folder: Path, target: Path) -> None: ...
+
+    def touch(self, folder: Path) -> None:
+        """Say that it is in use.  None there: no-op."""
+        ...
+
+    def free_bytes(self, path: Path) -> int:
+        """Of the disk that a path is on, or will be."""
+        ...
+
     def folders(self, base: Path) -> dict[str, Instant]:
         """Names of folders below a base that are not hidden, and when each was last changed."""
         ...

@@ -6,11 +6,13 @@ to a file, and can be found again from the directory alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
 from kici.decide.microvm import Bridge, Guest, Machine
 from kici.decide.microvm_probe import Probe
+from kici.domain.errors import DeterministicRefusal
 from kici.domain.ids import AgentId
 from kici.ports.processes import Exit, ProcessId
 
@@ -34,6 +36,20 @@ class VmPlace:
         return self.folder / "console.log"
 
 
+class SnapshotUnusable(DeterministicRefusal):
+    """The machine cannot be what a snapshot says; it could still boot."""
+
+
+class VmStart(Enum):
+    """How a guest begins."""
+
+    BOOT = auto()
+    WARM_UP = auto()
+    """It boots, to become a snapshot: it has no address, and its link is down."""
+    RESTORE = auto()
+    """It goes on where another one was stopped; `Vmm.snapshot_files` are in its root."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmSpec:
     """One machine to start.  Its files are in place."""
@@ -46,6 +62,7 @@ class VmSpec:
     boot_data: Mapping[str, object] = field(repr=False)
     mark: str
     """Value of `ports.processes.MARK` for programs whose environment is ours to set."""
+    start: VmStart = VmStart.BOOT
 
 
 class RunningVm(Protocol):
@@ -100,7 +117,26 @@ class Vmm(Protocol):
         ...
 
     async def boot(self, spec: VmSpec) -> None:
-        """Tell it what machine to be, hand over the boot data, and start the guest."""
+        """Tell it what machine to be, hand over the boot data, and start the guest.
+
+        Here or in `launch`: raises `SnapshotUnusable` when it cannot be restored.
+        """
+        ...
+
+    @property
+    def snapshot_files(self) -> tuple[str, ...]:
+        """Names below a machine's root of what `snapshot` writes and a restore reads."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Which program it is, and on which processor; another one does not read our snapshots."""
+        ...
+
+    async def snapshot(self, place: VmPlace) -> None:
+        """Stop a guest, and write what it is to files.  The machine is of no use afterwards but to be ended.
+
+        Raises `DeterministicRefusal` when this program could not give the copies what they need.
+        """
         ...
 
     async def forget_boot_data(self, place: VmPlace) -> None:

@@ -19,7 +19,7 @@ from kici.domain.errors import Conflict, KiciError, Retryable
 from kici.domain.ids import AgentId, Instant
 from kici.ports.host_network import BridgeHealth
 from kici.ports.processes import Exit, ProcessId
-from kici.ports.vmm import RunningVm, VmPlace, VmSpec
+from kici.ports.vmm import RunningVm, SnapshotUnusable, VmPlace, VmSpec, VmStart
 from kici.testing.fake_files import FakeFiles
 
 BRIDGE = Bridge(
@@ -41,6 +41,9 @@ class GuestScript:
     """None: until it is ended."""
     is_deaf: bool = False
     """Does not end when it is asked."""
+    warms: str | None = "kici-init: warm address clock entropy mac\n"
+    """What it prints when it is told only to warm up; None: it does not understand, and ends."""
+    warm_seconds: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,7 @@ class FakeProcess:
     folder: Path
     id: ProcessId
     is_booted: bool = False
+    start: VmStart | None = None
     boot_data: Mapping[str, Any] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     is_confirmed: bool = True
@@ -74,6 +78,10 @@ class FakeMicroVmHost:
         self.faults: dict[str, KiciError] = {}
         self.calls: list[str] = []
         self.is_healthy = True
+        self.free_bytes = 2**40
+        self.fingerprint = "a VMM"
+        self.images: dict[Path, str] = {}
+        """Which file a path is; any other than those here is what its path says."""
         self.on_provision: Callable[[], None] = lambda: None
         self._pids = count(500)
 
@@ -151,12 +159,41 @@ class FakeVmm:
     async def boot(self, spec: VmSpec) -> None:
         host = self._host
         host.called("boot")
-        assert host.taps.get(spec.guest.tap), "rules and link come before the guest"
+        is_up = host.taps.get(spec.guest.tap)
         process = host.processes[spec.place.vm_id]
-        process.is_booted, process.boot_data = True, spec.boot_data
+        if spec.start is VmStart.WARM_UP:
+            assert is_up is False, "what is only to be copied has an interface, whose link is down"
+        else:
+            assert is_up, "rules and link come before the guest"
+        if spec.start is VmStart.RESTORE:
+            for name in self.snapshot_files:
+                if host.files.contents.get(spec.place.root / name) != b"guest":
+                    raise SnapshotUnusable(f"{name} is no snapshot")
+        process.is_booted, process.boot_data, process.start = True, spec.boot_data, spec.start
+        if spec.start is VmStart.WARM_UP:
+            asyncio.get_running_loop().call_later(host.script.warm_seconds, self._warm, spec.place, process)
+            return
         host.files.append(spec.place.console, host.script.prints.encode())
         if host.script.lives_seconds is not None:
             asyncio.get_running_loop().call_later(host.script.lives_seconds, process.end)
+
+    def _warm(self, place: VmPlace, process: FakeProcess) -> None:
+        if self._host.script.warms is None:
+            process.end()
+        elif not process.ended.is_set():
+            self._host.files.append(place.console, self._host.script.warms.encode())
+
+    @property
+    def snapshot_files(self) -> tuple[str, ...]:
+        return "memory", "state"
+
+    def fingerprint(self) -> str:
+        return self._host.fingerprint
+
+    async def snapshot(self, place: VmPlace) -> None:
+        self._host.called("snapshot")
+        for name in self.snapshot_files:
+            self._host.files.contents[place.root / name] = b"guest"
 
     async def forget_boot_data(self, place: VmPlace) -> None:
         self._host.called("forget")
@@ -263,7 +300,35 @@ class FakeDrives:
 
     async def bring(self, source: Path, target: Path, *, reader: int | None) -> None:
         self._host.called(f"bring {source}")
-        self._host.files.contents[target] = b"image"
+        self._host.files.contents[target] = self._host.files.contents.get(source, b"image")
+
+    def identity(self, path: Path) -> str:
+        self._host.called(f"bring {path}")
+        return self._host.images.get(path, str(path))
+
+    async def keep(self, source: Path, target: Path, *, root: Path) -> None:
+        self._host.called("keep")
+        self._host.files.contents[target] = self._host.files.contents.pop(source)
+
+    async def copy(self, source: Path, target: Path, *, owner: tuple[int, int] | None) -> None:
+        self._host.called("copy")
+        if source not in self._host.files.contents:
+            raise Retryable(f"there is no {source}")
+        self._host.files.contents[target] = self._host.files.contents[source]
+
+    def rename(self, folder: Path, target: Path) -> None:
+        self._host.folders[target] = self._host.folders.pop(folder)
+        self._host.folders.setdefault(target.parent, Instant(0))
+        self._host.files.contents = {
+            (target / path.relative_to(folder) if folder in path.parents else path): data
+            for path, data in self._host.files.contents.items()
+        }
+
+    def touch(self, folder: Path) -> None:
+        self._host.called(f"touch {folder.name}")
+
+    def free_bytes(self, path: Path) -> int:
+        return self._host.free_bytes
 
     async def make_folder(self, path: Path) -> None:
         self._host.called("make_folder")
@@ -286,4 +351,5 @@ class FakeDrives:
         await self._host.files.remove_folder(folder)
 
     def folders(self, base: Path) -> dict[str, Instant]:
-        return {path.name: at for path, at in self._host.folders.items() if path.parent == base}
+        found = {path.name: at for path, at in self._host.folders.items() if path.parent == base}
+        return {name: at for name, at in found.items() if not name.startswith(".")}

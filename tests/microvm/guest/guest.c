@@ -2,7 +2,7 @@
  * A guest for tests: no operating system, one processor, one virtio network card that it polls.
  *
  * It does what an agent in a microVM does, as far as a coordinator can tell: it reads its boot data from the metadata
- * service (version 2, with a token), connects to the coordinator by WebSocket, authenticates, registers, says that it
+ * service (version 2, with a token; or waits to be copied when it is told so), connects to the coordinator by WebSocket, authenticates, registers, says that it
  * has its configuration, takes one job, sends the job's output, reports its end, and resets the machine, which ends
  * the VMM.  The "commands" of its jobs are a few words of its own (see run_job), most of which try what it can reach.
  *
@@ -91,6 +91,16 @@ static u32 hex_at(const char *text) {
         else if (*text >= 'a' && *text <= 'f') number = number * 16 + (u32)(*text - 'a' + 10);
         else return number;
     }
+}
+
+/* Two digits of either case. */
+static u32 mac_byte_at(const char *text) {
+    u32 number = 0;
+    for (int i = 0; i < 2; i++) {
+        char c = text[i];
+        number = number * 16 + (u32)(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+    }
+    return number;
 }
 
 static u32 address_at(const char **text) {
@@ -681,6 +691,25 @@ static void be_agent(const char *url) {
     for (u64 end = ticks() + 20 * TICKS_PER_MS; ticks() < end;) poll_card();
 }
 
+/* Wait to be copied.  Whoever goes on from here is told who it is; everything it knew of the network is somebody else's. */
+static void be_copied(void) {
+    static char value[512];
+    print("kici-init: warm address clock entropy mac\n");
+    while (!after(boot_data, "\"kici-entropy\"")) {
+        for (u64 end = ticks() + 20 * TICKS_PER_MS; ticks() < end;) poll_card();
+        read_metadata(); /* of which the snapshot may have cut off any part */
+    }
+    const char *at = told("kici-address", value, sizeof value);
+    my_address = address_at(&at);
+    at = told("kici-gateway", value, sizeof value);
+    gateway = address_at(&at);
+    netmask_bits = 24;
+    at = told("kici-mac", value, sizeof value);
+    for (int i = 0; i < 6; i++, at += 3) my_mac[i] = (u8)mac_byte_at(at);
+    neighbour_count = 0;
+    print_line("renewed with ", told("kici-entropy", value, 17));
+}
+
 void guest(const u8 *boot_parameters) {
     static char value[512];
     const char *command_line = (const char *)(u64)*(const u32 *)(boot_parameters + 0x228);
@@ -690,8 +719,10 @@ void guest(const u8 *boot_parameters) {
     if (!at) give_up("no ip= on the command line");
     my_address = address_at(&at);
     at += 2;
-    gateway = address_at(&at);
+    if (*at == ':') netmask_bits = 16;
+    else gateway = address_at(&at);
     if (read_metadata() != 200) give_up("there is no metadata");
+    if (after(boot_data, "\"kici-warm\"")) be_copied();
     told("TG_BOOT", value, sizeof value);
     if (begins(value, "panic")) {
         print("Kernel panic - not syncing: asked for\n");

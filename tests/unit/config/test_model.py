@@ -109,7 +109,7 @@ def test_keys_are_the_documented_names() -> None:
     assert {
         *("labels", "image", "imagePullPolicy", "binaryPath", "resources", "volumes", "containerSocket", "env"),
         *("backpressureMode", "networkPolicy", "rootfsPath", "kernelPath", "vcpuCount", "memSizeMib"),
-        "overlayDriveSizeMib",
+        *("overlayDriveSizeMib", "snapshotStart"),
     } == set(table_of(model.LabelSet).keys)
     assert {"enabled", "size", "idleTimeoutSeconds"} == set(table_of(model.WarmPool).keys)
     assert {"allowlist", "denyAll", "hostAccess"} == set(table_of(model.NetworkPolicy).keys)

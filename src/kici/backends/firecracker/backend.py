@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kici.backends.ending import LastOutputs, end_all, to_its_end
@@ -19,6 +20,7 @@ from kici.backends.firecracker.plan import OnStep, Plan
 from kici.backends.firecracker.reclaim import Reclaimer
 from kici.backends.firecracker.records import VmRecord, VmRecords
 from kici.backends.firecracker.settings import MicroVmSet, MicroVmSettings, MicroVmTools, Order
+from kici.backends.firecracker.snapshots import Snapshots
 from kici.backends.firecracker.steps import Admitted, Heal, all_steps, console_of
 from kici.decide.classify import LiveVmSeen, StopResult, Tracker
 from kici.decide.microvm_boot import failure_of, url_problem
@@ -30,6 +32,7 @@ from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.processes import Exit
+from kici.ports.vmm import SnapshotUnusable, VmStart
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +62,14 @@ class MicroVmBackend:
         self._records = VmRecords(tools.files, settings.data_dir)
         self._heal = Heal(tools, may_provision=settings.auto_provision)
         self._plan = Plan(all_steps(tools, self._records, self._heal), on_step)
+        self._snapshots = Snapshots(settings, tools, self._records, self._plan, supervisor)
         self._reclaimer = Reclaimer(
             scaler=settings.scaler,
             base=settings.base,
             tools=tools,
             records=self._records,
             plan=self._plan,
-            tracked=lambda: frozenset(self._machines),
+            tracked=lambda: frozenset(self._machines) | self._snapshots.templates(),
         )
         self._sets: Mapping[str, MicroVmSet] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -98,6 +102,9 @@ class MicroVmBackend:
         self._settings = settings
         self._heal.may_provision = settings.auto_provision
         self._sets = {set_key(chosen.labels): chosen for chosen in settings.sets}
+        self._snapshots.configure(settings)
+        if self._is_ready:
+            self._snapshots.keep_up()
 
     def active_count(self) -> int:
         return len(self._machines)
@@ -116,7 +123,7 @@ class MicroVmBackend:
         try:
             self._report(machine.id, on_event, SpawnEventType.PROVISIONING, "making a microVM on this host")
             await self._make_ready()
-            await self._plan.run(machine)
+            await self._make(machine)
             await self._tools.clock.sleep(0)  # an abort during the last step counts
         except BaseException as error:
             await to_its_end(self._undo(machine), seconds=END_SECONDS_MAX, what=f"undoing microVM {machine.id}")
@@ -126,9 +133,21 @@ class MicroVmBackend:
             machine.settled.set()
         machine.state = ComputeState.RUNNING
         self._watch(machine)
-        self._report(machine.id, on_event, SpawnEventType.READY, f"the guest boots at {machine.record.address}")
+        self._report(machine.id, on_event, SpawnEventType.READY, _how_it_starts(machine))
         self._report(machine.id, on_event, SpawnEventType.CONNECTING, machine.ref)
         return machine.compute()
+
+    async def _make(self, machine: Machine) -> None:
+        """From its snapshot; where that is of no use, by booting."""
+        try:
+            await self._plan.run(machine)
+        except SnapshotUnusable as error:
+            order = machine.order
+            assert order is not None and order.snapshot is not None, "only what has one can be restored"  # noqa: PT018  # one fact
+            await self._snapshots.spoiled(order.snapshot, str(error))
+            await self._plan.undo(machine)
+            machine.order = replace(order, start=VmStart.BOOT, snapshot=None, why_boots=str(error))
+            await self._plan.run(machine)
 
     def _admit(self, order: SpawnOrder, on_event: OnEvent) -> Machine:
         """Check and track, before the first await."""
@@ -159,7 +178,7 @@ class MicroVmBackend:
         machine = self._machines[order.agent_id] = Machine(
             record=record,
             policy=chosen.policy,
-            order=Order(spawn=order, chosen=chosen, extra_hosts=settings.extra_hosts),
+            order=self._snapshots.choose(Order(spawn=order, chosen=chosen, extra_hosts=settings.extra_hosts)),
             on_event=on_event,
         )
         return machine
@@ -178,6 +197,7 @@ class MicroVmBackend:
                 log.error("vm.host_not_ready", extra={"kici": {"scaler": self.name, "error": str(error)}})
             else:
                 self._is_ready = True
+                self._snapshots.keep_up()
 
     async def _ready_host(self) -> None:
         for size in sorted({chosen.overlay_mib for chosen in self._settings.sets}):
@@ -217,6 +237,8 @@ class MicroVmBackend:
         machine = self._machines.get(agent_id)
         if machine is not None:
             await machine.settled.wait()
+            if reason is ScaleDownReason.SPAWN_TIMEOUT:
+                await self._doubt(machine, "its guest did not register in time")
             await to_its_end(
                 self._end(machine, is_asked=True), seconds=END_SECONDS_MAX, what=f"ending microVM {agent_id} ({reason})"
             )
@@ -241,6 +263,12 @@ class MicroVmBackend:
                 await self._plan.undo(machine)
                 self._forget(machine)
 
+    async def _doubt(self, machine: Machine, why: str) -> None:
+        """The snapshot of a guest that never came is not given to another."""
+        order = machine.order
+        if order is not None and order.snapshot is not None and not machine.registered:
+            await self._snapshots.spoiled(order.snapshot, why)
+
     async def _ask(self, machine: Machine) -> None:
         seconds = self._settings.stop_seconds
         if not machine.registered or seconds <= 0 or machine.vm is None or not machine.vm.is_alive():
@@ -257,10 +285,13 @@ class MicroVmBackend:
 
     async def shutdown_all(self) -> None:
         self._stop_sweeping()
+        await self._snapshots.stop()
         await end_all(self._machines, self.destroy)
+        await self._snapshots.remove_all()
 
     async def release_all(self) -> None:
         self._stop_sweeping()
+        await self._snapshots.stop()
         for machine in list(self._machines.values()):
             await machine.settled.wait()
             if self._machines.pop(machine.id, None) is machine:
@@ -285,8 +316,10 @@ class MicroVmBackend:
         if not was_asked and not machine.registered:
             await self._tools.clock.sleep(PASS_SECONDS)  # its last words may still be on their way into the file
         try:
+            if not was_asked:
+                await self._doubt(machine, "its guest ended before it registered")
             await self._end(machine, is_asked=False)
-        except Retryable as error:
+        except KiciError as error:
             log.warning("spawn.remains", extra={"kici": {"agent_id": machine.id, "error": str(error)}})
         if not was_asked:
             self._tell_gone(machine, how)
@@ -321,7 +354,7 @@ class MicroVmBackend:
             log.error("vm.host_refused", extra={"kici": {"scaler": self.name, "error": str(error)}})
         found: list[Compute] = []
         for record in self._reclaimer.mine():
-            if record.guest is not None:
+            if record.guest is not None and record.guest.address in self._tools.network.bridge.cidr:
                 self._tools.addresses.restore(record.vm_id, record.guest.address)
         for record in self._reclaimer.mine():
             if record.vm_id in known and record.vm_id not in self._machines:
@@ -354,7 +387,10 @@ class MicroVmBackend:
         return await self._locked(self._reclaimer.reap(agent_id), f"reclaiming microVM {agent_id}")
 
     async def cleanup_orphans(self, owned: frozenset[AgentId]) -> int:
-        return await self._locked(self._reclaimer.clean_up(owned), f"orphans of scaler {self.name}")
+        count = await self._locked(self._reclaimer.clean_up(owned), f"orphans of scaler {self.name}")
+        if self._is_ready:
+            self._snapshots.keep_up()
+        return count
 
     async def sweep(self) -> int:
         """Take down what is dead and nobody's.  How many machines."""
@@ -365,7 +401,7 @@ class MicroVmBackend:
         return self._reclaimer.live()
 
     def is_tracking(self, vm_id: AgentId) -> bool:
-        return vm_id in self._machines
+        return vm_id in self._machines or vm_id in self._snapshots.templates()
 
     async def holds_address(self, vm_id: AgentId) -> bool:
         return vm_id in await self._tools.addresses.held()
@@ -405,6 +441,7 @@ class MicroVmBackend:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self._tools.clock.sleep(self._settings.sweep_seconds)
+            self._snapshots.keep_up()
             try:
                 await self.sweep()
             except KiciError as error:
@@ -412,3 +449,11 @@ class MicroVmBackend:
 
     def _report(self, agent_id: AgentId, on_event: OnEvent, kind: SpawnEventType, detail: str) -> None:
         on_event(SpawnEvent(agent_id=agent_id, type=kind, detail=detail, at=self._tools.clock.now()))
+
+
+def _how_it_starts(machine: Machine) -> str:
+    order, address = machine.order, machine.record.address
+    assert order is not None, "it was ordered"
+    if order.snapshot is not None:
+        return f"the guest goes on from a snapshot at {address}"
+    return f"the guest boots at {address}" + (f", since {order.why_boots}" if order.why_boots else "")

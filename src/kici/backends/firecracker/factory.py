@@ -13,6 +13,7 @@ from kici.config.model import FirecrackerNetwork, LabelSet, NetworkPolicy, Scale
 from kici.decide.isolate import Policy
 from kici.decide.microvm import Bridge
 from kici.decide.microvm_boot import guest_env, url_problem
+from kici.domain.resources import resolve
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ def microvm_set(entry: ScalerEntry, label_set: LabelSet, environ: Mapping[str, s
         env=env,
         backpressure=None if mode is None else mode.value,
         hardware=partial(entry.vm_size, label_set),
+        snapshot_start=label_set.snapshot_start,
+        limits=resolve(label_set.resources).limits,
     )
 
 

@@ -10,7 +10,7 @@ from kici.backends.firecracker.settings import Order
 from kici.decide.isolate import Policy
 from kici.domain.ids import AgentId
 from kici.ports.backend import Compute, ComputeState, OnEvent
-from kici.ports.vmm import RunningVm, VmPlace
+from kici.ports.vmm import RunningVm, VmPlace, VmStart
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +35,11 @@ class Machine:
     """Its `spawn` call is over, either way."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def is_template(self) -> bool:
+        """It has no address, and its link stays down."""
+        return self.order is not None and self.order.start is VmStart.WARM_UP
 
     @property
     def id(self) -> AgentId:

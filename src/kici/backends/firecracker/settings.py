@@ -8,14 +8,15 @@ from kici.config.grammar import ExtraHost
 from kici.decide.isolate import Needs, Policy
 from kici.decide.microvm import Machine as Hardware
 from kici.domain.ids import ScalerName
-from kici.domain.resources import Amount
+from kici.domain.resources import NOTHING, Amount
 from kici.ports.addresses import Addresses
 from kici.ports.backend import SpawnOrder
 from kici.ports.clock import Clock
 from kici.ports.drives import Drives
+from kici.ports.entropy import Entropy
 from kici.ports.files import Files
 from kici.ports.host_network import HostNetwork
-from kici.ports.vmm import Vmm
+from kici.ports.vmm import Vmm, VmStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,10 @@ class MicroVmSet:
     backpressure: str | None
     hardware: Callable[[Amount], tuple[int, int]]
     """Processors and MiB for these limits."""
+    snapshot_start: bool = False
+    """Start from a snapshot of a guest that was warmed up, where that can be done."""
+    limits: Amount = NOTHING
+    """What the set itself declares; a snapshot has this hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +72,18 @@ class MicroVmTools:
     drives: Drives
     files: Files
     clock: Clock
+    entropy: Entropy
     needs: Callable[[str], Needs]
     """What every agent must reach that connects to this address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A guest that waits for somebody to be."""
+
+    key: str
+    """Of all that it depends on."""
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +93,17 @@ class Order:
     spawn: SpawnOrder
     chosen: MicroVmSet
     extra_hosts: tuple[ExtraHost, ...]
+    start: VmStart = VmStart.BOOT
+    snapshot: Snapshot | None = None
+    """What it is restored from, where that is how it starts."""
+    why_boots: str | None = None
+    """Why there is no snapshot for it, where one is wished for."""
 
     @property
     def machine(self) -> Hardware:
-        vcpus, mib = self.chosen.hardware(self.spawn.limits)
-        return Hardware(vcpus=vcpus, mem_mib=mib, overlay_mib=self.chosen.overlay_mib, limits=self.spawn.limits)
+        return hardware_of(self.chosen, self.spawn.limits)
+
+
+def hardware_of(chosen: MicroVmSet, limits: Amount) -> Hardware:
+    vcpus, mib = chosen.hardware(limits)
+    return Hardware(vcpus=vcpus, mem_mib=mib, overlay_mib=chosen.overlay_mib, limits=limits)

@@ -14,8 +14,9 @@ from kici.backends.firecracker.records import VmRecords
 from kici.backends.firecracker.settings import MicroVmTools, Order
 from kici.decide.microvm import Guest, tap_of
 from kici.decide.microvm_boot import BootOrder, metadata
+from kici.decide.microvm_snapshot import ENTROPY_BYTES, WARM_DOCUMENT, Renewal, renewed
 from kici.domain.errors import Conflict, DeterministicRefusal, KiciError, Permanent, Retryable
-from kici.ports.vmm import VmSpec
+from kici.ports.vmm import SnapshotUnusable, VmSpec, VmStart
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,14 @@ class Recorded(_Base):
         self._records.remove(machine.id)
 
 
-class Addressed(_Base):
+class _OfGuests(_Base):
+    """Nothing that a machine needs which only warms up to be copied."""
+
+    def is_wanted(self, machine: Machine) -> bool:
+        return not machine.is_template
+
+
+class Addressed(_OfGuests):
     name = "address"
     after = ("record",)
     outlives = True
@@ -90,7 +98,16 @@ class Housed(_Base):
         if order.chosen.initrd is not None:
             await drives.bring(order.chosen.initrd, place.root / vmm.files["initrd"], reader=reader)
         await drives.bring(order.chosen.rootfs, place.root / vmm.files["rootfs"], reader=reader)
-        await drives.make_overlay(place.root / vmm.files["overlay"], order.chosen.overlay_mib, owner=vmm.owner)
+        overlay = place.root / vmm.files["overlay"]
+        if order.snapshot is None:
+            await drives.make_overlay(overlay, order.chosen.overlay_mib, owner=vmm.owner)
+        else:
+            try:
+                await drives.copy(order.snapshot.folder / vmm.files["overlay"], overlay, owner=vmm.owner)
+                for name in vmm.snapshot_files:
+                    await drives.bring(order.snapshot.folder / name, place.root / name, reader=reader)
+            except KiciError as error:
+                raise SnapshotUnusable(str(error)) from error
         await drives.make_file(place.console, owner=None)
         if "log" in vmm.files:
             await drives.make_file(place.root / vmm.files["log"], owner=vmm.owner)
@@ -138,7 +155,7 @@ class Wired(_Base):
             await self._network.remove_tap(tap_of(machine.id))
 
 
-class Admitted(_Base):
+class Admitted(_OfGuests):
     name = "rules"
     after = ("interface",)
 
@@ -165,7 +182,7 @@ class Admitted(_Base):
             await self._tools.network.dismiss(guest)
 
 
-class Linked(_Base):
+class Linked(_OfGuests):
     """Goes with its interface."""
 
     name = "link"
@@ -268,6 +285,22 @@ def console_of(machine: Machine, tools: MicroVmTools) -> Console:
 
 def spec_of(machine: Machine, tools: MicroVmTools, records: VmRecords) -> VmSpec:
     order = _order(machine)
+    return VmSpec(
+        place=machine.place,
+        machine=order.machine,
+        guest=_guest(machine),
+        bridge=tools.network.bridge,
+        has_initrd=order.chosen.initrd is not None,
+        boot_data=_boot_data(machine, tools),
+        mark=records.mark(machine.id),
+        start=order.start,
+    )
+
+
+def _boot_data(machine: Machine, tools: MicroVmTools) -> dict[str, object]:
+    order, bridge = _order(machine), tools.network.bridge
+    if order.start is VmStart.WARM_UP:
+        return WARM_DOCUMENT
     told = BootOrder(
         agent_id=machine.id,
         labels=order.spawn.labels,
@@ -277,15 +310,11 @@ def spec_of(machine: Machine, tools: MicroVmTools, records: VmRecords) -> VmSpec
         extra_hosts=order.extra_hosts,
         env=order.chosen.env,
     )
-    return VmSpec(
-        place=machine.place,
-        machine=order.machine,
-        guest=_guest(machine),
-        bridge=tools.network.bridge,
-        has_initrd=order.chosen.initrd is not None,
-        boot_data=metadata(told, tools.network.bridge),
-        mark=records.mark(machine.id),
-    )
+    document = metadata(told, bridge)
+    if order.start is VmStart.BOOT:
+        return document
+    renewal = Renewal(entropy=tools.entropy.bytes(ENTROPY_BYTES), now=tools.clock.now())
+    return renewed(document, renewal, _guest(machine), bridge)
 
 
 def _order(machine: Machine) -> Order:
