@@ -46,6 +46,9 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
         return SIMPLE[kind]
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        least = next((meta.ge for meta in arguments[1:] if meta.ge is not None), None)
+        return of_type(arguments[0]) if least is None else of_type(arguments[0]).filter(lambda value: value >= least)
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (types.UnionType, typing.Union):
@@ -58,7 +61,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def of_struct(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{field.name: of_type(hints[field.name]) for field in msgspec.structs.fields(kind)})
 
 

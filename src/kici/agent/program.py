@@ -19,6 +19,7 @@ from kici.agent import host
 from kici.agent.connection import NO_CLOSE_FRAME, Connection, open_connection
 from kici.agent.container_records import has_records, records_folder
 from kici.agent.environment import ProgramSettings, may_reach_steps, read_settings
+from kici.agent.figures import Figures
 from kici.agent.health import Facts, serve
 from kici.agent.mask import needles_of
 from kici.agent.notes import Notes
@@ -100,7 +101,7 @@ class Program:
         self._connection: Connection | None = None
         self._step: Step | None = None
         self._job_path: Path | None = None
-        self._output_bytes = 0
+        self._figures = Figures()
         self._timer: asyncio.TimerHandle | None = None
         self._cleanups: list[Iterator[None]] = []
 
@@ -151,11 +152,12 @@ class Program:
         self._apply(self._half.tick(self._loop.time()))
 
     def _on_output(self, stream: StreamNumber, data: bytes) -> None:
-        self._output_bytes += len(data)
+        self._figures.wrote(len(data))
         self._apply(self._half.output(stream, data, self._loop.time()))
 
     def _on_ended(self, end: StepEnd) -> None:
         self._step = None
+        self._figures.step_ended(self._loop.time())
         self._step_over.set()
         if self._job_path is not None:
             _ = self._tasks.spawn("clean", self._guarded(self._clean(remove_tree(self._job_path))))
@@ -196,6 +198,7 @@ class Program:
             self._do(effect)
         self._arm()
         if self._step is not None:
+            self._figures.reads(self._half.wants_output)
             self._step.set_reading(self._half.wants_output)
 
     def _do(self, effect: Effect) -> None:
@@ -219,7 +222,9 @@ class Program:
         match effect:
             case Send(message):
                 if self._connection is not None:
-                    self._connection.send(encode(message))
+                    active, dropped = self._half.active_jobs, self._half.dropped_lines
+                    for each in self._figures.with_report(message, active_jobs=active, dropped_lines=dropped):
+                        self._connection.send(encode(each))
             case Connect(url):
                 self._notes.agent_id = self._half.agent_id
                 _ = self._tasks.spawn("connection", self._guarded(self._converse(url)))
@@ -245,6 +250,7 @@ class Program:
         self._step_over.clear()
         self._step = step
         self._notes.info("job.started", job_id=start.job_id, run_id=start.run_id)
+        self._figures.step_began(self._loop.time())
         if step.start():
             self._apply(self._half.step_started())
 
@@ -296,8 +302,8 @@ class Program:
             version=VERSION,
             connected=self._half.phase is Phase.REGISTERED,
             active_jobs=self._half.active_jobs,
-            jobs_total=self._half.jobs_done,
-            output_bytes=self._output_bytes,
+            jobs_total=self._figures.jobs_total,
+            output_bytes=self._figures.output_bytes,
         )
 
     async def _collect(self) -> None:

@@ -452,6 +452,7 @@ class Coordinator:
         self.metrics.agents_active.set(len(self.registry))
         self.metrics.draining.set(int(self.drain.draining))
         self.events.publish()
+        self.counting.publish()
         fleet = self.manager.fleet
         self.metrics.set_reserved(reserved(self.book, fleet), self.machine_pools.usage(), scalers=fleet.runtimes)
         return self.metrics.render()

@@ -38,6 +38,15 @@ class ReservedBy:
     machine_pool: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsNow:
+    """Connected agents of one backend type."""
+
+    connected: int = 0
+    active_jobs: int = 0
+    held_back: int = 0
+
+
 class Metrics:
     """One set of metrics and its registry.  Each program makes one; so does each test."""
 
@@ -49,6 +58,7 @@ class Metrics:
         self._count_spawns()
         self._count_provisions()
         self._count_events()
+        self._count_agents()
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(name, doc, labels, registry=self.registry)
@@ -93,11 +103,15 @@ class Metrics:
         self._cpus_used = gauge("kici_orch_scaler_cpus_used", "Cpus held by agents", *row)
         self._memory_used = gauge("kici_orch_scaler_memory_bytes_used", "Memory held by agents", *row)
         self._reserved_rows: set[ReservedBy] = set()
+        self._agent_kinds: set[str] = set()
         pool = ("scaler", "labelSet")
         self.warm_target = gauge("kici_orch_scaler_warm_pool_target", "Idle agents wanted", *pool)
         self.warm_ready = gauge("kici_orch_scaler_warm_pool_ready", "Idle agents ready", *pool)
         self.warm_in_flight = gauge("kici_orch_scaler_warm_pool_in_flight", "Idle agents being made", *pool)
         self.warm_spawns = counter("kici_orch_scaler_warm_pool_spawns_total", "Spawns to fill a warm pool", "scaler")
+        self.adoption_lookup_failures = counter(
+            "kici_orch_scaler_adoption_lookup_failures_total", "Made agents turned away because the store was down"
+        )
         self.warm_reaped = counter("kici_orch_scaler_warm_pool_reaped_total", "Warm agents ended as idle", "scaler")
 
     def _count_provisions(self) -> None:
@@ -135,6 +149,36 @@ class Metrics:
             buckets=(1, 2, 3, 5),
             registry=self.registry,
         )
+
+    def _count_agents(self) -> None:
+        """What agents report of themselves, added up by the type of backend that made them, `stateful` for none."""
+        counter, gauge, by = self._counter, self._gauge, "scaler"
+        self.agent_jobs = counter("kici_agent_jobs_total", "Jobs that ended on agents", by, "status")
+        self.agent_steps = counter("kici_agent_steps_total", "Steps that agents ran", by)
+        self.agent_step_seconds = Histogram(
+            "kici_agent_step_duration_seconds",
+            "How long steps ran",
+            (by,),
+            buckets=(0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600),
+            registry=self.registry,
+        )
+        self.agent_log_bytes = counter("kici_agent_log_bytes_total", "Bytes that steps wrote", by)
+        self.agent_dropped_lines = counter("kici_agent_log_lines_dropped_total", "Lines of output not kept", by)
+        self.agent_held_back = counter(
+            "kici_agent_log_backpressure_events_total", "Times that a step had to wait with its output", by
+        )
+        self.agent_jobs_active = gauge("kici_agent_jobs_active", "Jobs that agents have now", by)
+        self.agent_backpressure = gauge("kici_agent_log_backpressure_active", "Agents whose step waits", by)
+        self.agent_connections = gauge("kici_agent_connection_status", "Agents connected here", by)
+
+    def set_agents(self, now: Mapping[str, AgentsNow]) -> None:
+        """Show how the agents of each backend type are; a type that is absent is shown as 0."""
+        for kind in self._agent_kinds | now.keys():
+            each = now.get(kind, AgentsNow())
+            self.agent_connections.labels(kind).set(each.connected)
+            self.agent_jobs_active.labels(kind).set(each.active_jobs)
+            self.agent_backpressure.labels(kind).set(each.held_back)
+        self._agent_kinds |= now.keys()
 
     def set_queue_depth(self, counts: Mapping[str, int]) -> None:
         """Show how many jobs are in each status; a status that is absent is shown as 0."""

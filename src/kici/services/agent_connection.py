@@ -33,6 +33,7 @@ from kici.wire.coordinator_half import (
 from kici.wire.messages import (
     AgentLeaving,
     AgentMessage,
+    AgentMetrics,
     AgentRegister,
     AgentStatus,
     ClaimCredentials,
@@ -221,6 +222,15 @@ class AgentConnection:
                 await self._output(agent, message)
             case AgentStatus(draining=draining):
                 await self._patiently(lambda: self._work.lifecycle.said(agent, draining=draining))
+            case _:
+                self._heard(agent, message)
+
+    def _heard(self, agent: ConnectedAgent, message: AgentMessage) -> None:
+        """What an agent says of itself, and what nothing has to be stored for."""
+        match message:
+            case AgentMetrics():
+                agent.reported = message
+                self._work.figures(agent, message)
             case ConfigAck():
                 self._doors.config_acked(agent.agent_id)
             case AgentLeaving(reason=reason):
@@ -290,3 +300,5 @@ class FrameWork:
         self.logs = logs
         self.claims = claims
         self.encode = encode
+        self.figures: Callable[[ConnectedAgent, AgentMetrics], None] = lambda agent, report: None
+        """Set by the composition root: told of what agents report of themselves."""

@@ -66,7 +66,7 @@ class AgentSessions:
         self._registration = registration
         self._absences = absences
         self._computes = computes
-        self._work = work
+        self.work = work
         self._drain = drain
         self._supervisor = supervisor
         self._clock = clock
@@ -94,7 +94,7 @@ class AgentSessions:
             link=link,
             half=CoordinatorHalf(auth_required=self._tokens is not None, now=self._clock.monotonic()),
             doors=self,
-            work=self._work,
+            work=self.work,
         )
         self._connections[connection.connection_id] = connection
         return connection

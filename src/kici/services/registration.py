@@ -158,6 +158,8 @@ class Registration:
         self._coordinators = coordinators
         self.refused: Callable[[int], None] = lambda code: None
         """Told of every registration that was refused, by its close code."""
+        self.lookup_failed: Callable[[], None] = lambda: None
+        """Told of every agent of a scaler whose record could not be read or moved."""
         self._in_doubt: set[AgentId] = set()
         """Agents of which nobody knows whether their registration is written."""
 
@@ -184,6 +186,8 @@ class Registration:
                 self._computes.adopted(registered.spawn)
             await self._welcome(connection, message, session, spawn, registered, held)
         except StoreDown as error:
+            if is_scaler_agent(agent_id):
+                self.lookup_failed()
             await self._refuse(
                 connection, agent_id, Refuse(close_code=CloseCode.INTERNAL, reason=f"the store is down: {error}"[:100])
             )

@@ -13,12 +13,13 @@ from kici.domain.agent import AgentFacts
 from kici.domain.ids import AgentId, ConnectionId, Instant, JobId, ScalerName, TokenId
 from kici.domain.job import Demand, Job
 from kici.domain.spawn import Spawn
-from kici.wire.messages import Message
+from kici.wire.messages import AgentMetrics, Message
 
 DEMANDS_REMEMBERED_MAX: Final = 2000
 CLAIMING: Final = JobId("(claiming)")
 """Holds a slot while the store is asked for the oldest job: which one is not known yet."""
 _HOST: Final = "kici:host:"
+STATEFUL: Final = "stateful"
 
 
 class Seat(Protocol):
@@ -55,6 +56,8 @@ class ConnectedAgent:
     jobs_left: int | None = None
     """How many more jobs it may take in its life; None: any number."""
     draining: bool = False
+    reported: AgentMetrics | None = None
+    """What it last said of itself."""
     is_resting: bool = False
     """It declined a job as busy, though it has a free slot as far as we know: not asked again for the moment."""
     jobs: dict[JobId, Job | None] = field(default_factory=dict)
@@ -63,6 +66,11 @@ class ConnectedAgent:
     @property
     def scaler(self) -> ScalerName | None:
         return None if self.spawn is None else self.spawn.scaler
+
+    @property
+    def backend_type(self) -> str:
+        """`stateful` for an agent that no scaler made."""
+        return STATEFUL if self.spawn is None else self.spawn.backend_type
 
     @property
     def job_ids(self) -> tuple[JobId, ...]:

@@ -108,8 +108,8 @@ class AgentHalf:
         return 0 if self._job is None and not self._is_dying else 1
 
     @property
-    def jobs_done(self) -> int:
-        return self._jobs_done
+    def dropped_lines(self) -> int:
+        return 0 if self._job is None else self._job.outbox.dropped_lines
 
     @property
     def wants_output(self) -> bool:

@@ -4,7 +4,7 @@ JSON text frames; the field `type` names the class; names on the wire are camelC
 Unknown fields are ignored.  Times are milliseconds.  Every message has a golden file.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,10 @@ STDOUT: Final = 1
 STDERR: Final = 2
 
 JobState = Literal["running", "success", "failed", "cancelled", "timed_out"]
+EndState = Literal["success", "failed", "cancelled", "timed_out"]
+STEP_SECONDS_MAX: Final = 1000
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="type", omit_defaults=True):
@@ -83,6 +87,22 @@ class AgentStatus(Message, frozen=True, kw_only=True, tag="agent.status"):
 
     active_jobs: int
     draining: bool = False
+
+
+class AgentMetrics(Message, frozen=True, kw_only=True, tag="agent.metrics"):
+    """How the agent is, and what it did since its last report: sent after `config.ack`, with heartbeats, at the end."""
+
+    active_jobs: _Amount = 0
+    backpressure: bool = False
+    """Its step has to wait, because output is not taken as fast as it is written."""
+    jobs: dict[EndState, _Amount] = {}
+    """Jobs that ended, by how."""
+    steps: _Amount = 0
+    step_seconds: Annotated[list[_Seconds], msgspec.Meta(max_length=STEP_SECONDS_MAX)] = []
+    """How long each of these steps ran."""
+    log_bytes: _Amount = 0
+    dropped_lines: _Amount = 0
+    backpressure_events: _Amount = 0
 
 
 class JobAck(Message, frozen=True, kw_only=True, tag="job.ack"):
@@ -292,6 +312,7 @@ AgentMessage = (
     | ConfigAck
     | Heartbeat
     | AgentStatus
+    | AgentMetrics
     | JobAck
     | JobReject
     | JobStatusReport

@@ -45,6 +45,7 @@ class Outbox:
         self._missing: dict[StreamNumber, int] = {STDOUT: 0, STDERR: 0}  # dropped and not marked yet
         self.dropped_bytes = 0
         """Everything that was read and will never be sent."""
+        self.dropped_lines = 0
 
     @property
     def wants_more(self) -> bool:
@@ -70,6 +71,7 @@ class Outbox:
         if self._drop and self._held_bytes >= self._window_bytes:
             self._missing[stream] += len(data)
             self.dropped_bytes += len(data)
+            self.dropped_lines += data.count(b"\n")
             return
         self._mark_missing(stream)
         taken = data[: self._room]
@@ -77,6 +79,7 @@ class Outbox:
         self._append(stream, taken)
         if len(taken) < len(data):
             self.dropped_bytes += len(data) - len(taken)
+            self.dropped_lines += data.count(b"\n", len(taken))
             self._cut(stream)
 
     def finish(self) -> None:

@@ -13,6 +13,7 @@ from kici.testing.agent_harness import AgentHarness, AgentProcess, HarnessJob, i
 from kici.wire.messages import (
     AgentExit,
     AgentLeaving,
+    AgentMetrics,
     ConfigAck,
     Credentials,
     JobAck,
@@ -46,6 +47,10 @@ async def test_a_scaler_made_agent_runs_its_job_and_exits(coordinator: AgentHarn
         assert (job.stdout, job.stderr) == (b"out\n", b"err\n")
         heard = [message for message in coordinator.heard if isinstance(message, ConfigAck | JobAck | AgentLeaving)]
         assert heard == [ConfigAck(), JobAck(job_id="job-1"), AgentLeaving(reason="done")]
+        first, last = [message for message in coordinator.heard if isinstance(message, AgentMetrics)]
+        assert first == AgentMetrics()
+        assert (last.jobs, last.steps, last.log_bytes, last.active_jobs) == ({"failed": 1}, 1, 8, 0)
+        assert 0 < last.step_seconds[0] < 15
         assert agent.work_left() == []
 
 

@@ -20,10 +20,12 @@ async def test_a_job_gets_its_machine_and_the_machine_goes(bench: CloudBench) ->
     job = await bench.submits()
     agent = await bench.made()
     assert await agent.starts() == job.id
+    assert bench.node.metric("kici_orch_scaler_external_provisioning_active", scaler="cloud") == 1
     agent.ends(job.id)
     await bench.passes()
     agent.leaves()
     await bench.all_gone(within=60)
+    assert bench.node.metric("kici_orch_scaler_external_provisioning_active", scaler="cloud") == 0
     (up,), (down,) = bench.cloud.told(SCALE_UP), bench.cloud.told(SCALE_DOWN)
     assert (up["agentId"], up["jobId"], up["scalerName"]) == (agent.agent_id, job.id, CLOUD)
     assert {"cloud", "kici:agent:event", "kici:scaler:cloud"} <= set(up["labels"])

@@ -104,6 +104,7 @@ async def test_a_made_agent_that_the_store_could_not_register_comes_back_and_get
     assert await is_refused(agent) == CloseCode.INTERNAL
     assert len(bench.coordinator.registry) == 0
     assert list(bench.machines.alive) == [agent.agent_id], "nothing was reclaimed"
+    assert bench.metric("kici_orch_scaler_adoption_lookup_failures_total") == 1
     ack = await agent.registers()
     assert ack.pending_dispatch
     assert await agent.starts() == job.id
@@ -123,6 +124,7 @@ async def test_a_static_agent_that_the_store_could_not_register_may_try_again(be
     agent.says(agent.registration())
     assert await agent.is_closed() == CloseCode.INTERNAL
     bench.faults.is_down = False
+    assert bench.metric("kici_orch_scaler_adoption_lookup_failures_total") == 0
     await agent.registers()
 
 

@@ -78,6 +78,8 @@ async def test_a_pool_larger_than_its_scaler_fills_what_there_is(bench: Bench) -
 @benched(pool(2))
 async def test_a_warm_agent_takes_a_job_at_once_and_the_pool_is_filled_again(bench: Bench) -> None:
     await fill(bench, 2)
+    await bench.passes(30)
+    assert bench.metric("kici_orch_scaler_warm_pool_ready", scaler="local", labelSet="linux,x64") == 2
     job = await bench.submits()
     assert await bench.status(job) is JobStatus.DISPATCHED
     await bench.passes(2)

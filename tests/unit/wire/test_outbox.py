@@ -100,10 +100,10 @@ def test_one_byte_pieces_fill_the_window_too() -> None:
 def test_dropping_leaves_a_marker_where_output_is_missing() -> None:
     outbox = box(window_bytes=100, drop=True)
     outbox.add(STDOUT, b"a" * 100)
-    outbox.add(STDOUT, b"b" * 5)
-    outbox.add(STDOUT, b"c" * 7)
+    outbox.add(STDOUT, b"b\nb\nb")
+    outbox.add(STDOUT, b"c" * 6 + b"\n")
     assert outbox.wants_more
-    assert outbox.dropped_bytes == 12
+    assert (outbox.dropped_bytes, outbox.dropped_lines) == (12, 3)
     outbox.take("j")
     outbox.acknowledge(STDOUT, 100)
     outbox.add(STDOUT, b"d")
@@ -123,13 +123,13 @@ def test_output_over_the_limit_is_cut_with_one_notice() -> None:
     outbox = box(limit_bytes=5)
     outbox.add(STDOUT, b"abc")
     outbox.add(STDERR, b"de")
-    outbox.add(STDERR, b"f")
-    outbox.add(STDOUT, b"g")
+    outbox.add(STDERR, b"f\n")
+    outbox.add(STDOUT, b"\ng")
     chunks = outbox.take("j")
     assert stream(chunks, STDOUT) == b"abc"
     assert stream(chunks, STDERR) == b"de\n[kici: output cut here, its limit is 5 bytes]\n"
     assert outbox.total_bytes(STDERR) == len(stream(chunks, STDERR))
-    assert outbox.dropped_bytes == 2
+    assert (outbox.dropped_bytes, outbox.dropped_lines) == (4, 2)
 
 
 def test_output_of_exactly_the_limit_is_whole() -> None:
