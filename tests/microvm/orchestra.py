@@ -14,11 +14,14 @@ from tests.microvm.firecracker_download import firecracker_folder
 from tests.microvm.lab import Namespace, around, namespace, until
 from tests.microvm.linux_guest import linux_guest
 from tests.microvm.real_bench import UID, guest_folder
+from tests.microvm.stand_in_lab import stand_in_programs
 
 from kici.testing.programs import CoordinatorProgram
 
 GATEWAY = "10.200.0.1"
 PORT = 4000
+PYTHON = ("/opt/kici/lib/ld.so", "--library-path", "/opt/kici/lib", "/opt/kici/bin/python3.11", "-I", "-S", "-c")
+"""What the agent itself runs with; the guest of these tests has no other."""
 
 
 class Orchestra:
@@ -145,6 +148,18 @@ def qemu_entry(**more: Any) -> dict[str, Any]:
         "orchestratorUrl": f"ws://{GATEWAY}:{PORT}/ws",
         "labelSets": [{"labels": ["vm"], "rootfsPath": str(guest / "rootfs.ext4"), "overlayDriveSizeMib": 64}],
         **more,
+    }
+
+
+def stand_in_entry() -> dict[str, Any]:
+    """A scaler of Linux guests that our client of firecracker makes; what answers it starts QEMU."""
+    programs, guest = stand_in_programs(), linux_guest()
+    entry = firecracker_entry() | qemu_entry()
+    del entry["vmm"], entry["accel"]
+    return entry | {
+        "firecrackerPath": str(programs / "firecracker"),
+        "jailerPath": str(programs / "jailer"),
+        "kernelPath": str(guest / "vmlinux"),
     }
 
 

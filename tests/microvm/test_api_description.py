@@ -1,19 +1,17 @@
 """Every request that we send to firecracker is one that its published description knows."""
 
-import os
 from ipaddress import IPv4Address, IPv4Network
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tests.microvm.api_description import NotDescribed, body_schema, check, operation_of
+from tests.microvm.stand_in_lab import api_description
 
 from kici.decide.microvm import Bridge, Machine, guest
 from kici.decide.microvm_boot import EMPTY, BootOrder, boot_args, metadata
 from kici.decide.microvm_firecracker import ApiCall, boot_calls
 from kici.domain.resources import NOTHING
 
-CASES = Path(os.environ.get("KICI_CASES") or Path(__file__).parents[3] / "shared/cases")
 BRIDGE = Bridge(
     name="kici-br0",
     cidr=IPv4Network("10.0.0.0/24"),
@@ -26,11 +24,7 @@ VM = "scaler-firecracker-1a2b3c4d"
 
 @pytest.fixture(scope="module")
 def description() -> dict[str, Any]:
-    path = CASES / "firecracker-api.yaml"
-    if not path.exists():
-        pytest.skip(f"there is no {path}; set KICI_CASES")
-    found: dict[str, Any] = yaml.safe_load(path.read_text())
-    return found
+    return api_description()
 
 
 def all_calls() -> list[ApiCall]:
@@ -53,48 +47,33 @@ def all_calls() -> list[ApiCall]:
     ]
 
 
-def operation_of(description: dict[str, Any], call: ApiCall) -> dict[str, Any]:
-    wanted = call.path.strip("/").split("/")
-    for path, methods in description["paths"].items():
-        parts = path.strip("/").split("/")
-        if len(parts) == len(wanted) and all(p.startswith("{") or p == w for p, w in zip(parts, wanted, strict=True)):
-            found: dict[str, Any] = methods[call.method.lower()]
-            return found
-    raise AssertionError(f"{call.method} {call.path} is not described")
-
-
-def check(schema: dict[str, Any], value: object, description: dict[str, Any], at: str) -> None:
-    """As much of a JSON schema as the description uses."""
-    if "$ref" in schema:
-        schema = description["definitions"][schema["$ref"].rsplit("/", 1)[1]]
-    kinds: dict[str, Any] = {"object": dict, "string": str, "integer": int, "boolean": bool, "array": list}
-    kind = kinds.get(schema.get("type", ""))
-    if kind is not None:
-        assert isinstance(value, kind), f"{at}: {value!r} is no {schema['type']}"
-        assert not (kind is int and isinstance(value, bool)), at
-    if "enum" in schema:
-        assert value in schema["enum"], f"{at}: {value!r} is none of {schema['enum']}"
-    if isinstance(value, int) and "minimum" in schema:
-        assert schema["minimum"] <= value <= schema.get("maximum", value), at
-    if isinstance(value, list):
-        for item in value:
-            check(schema.get("items", {}), item, description, f"{at}[]")
-    if isinstance(value, dict) and "properties" in schema:
-        missing = set(schema.get("required", ())) - set(value)
-        assert not missing, f"{at} lacks {missing}"
-        unknown = set(value) - set(schema["properties"])
-        assert not unknown, f"{at} has {unknown}, which is not described"
-        for name, inner in value.items():
-            check(schema["properties"][name], inner, description, f"{at}.{name}")
-
-
 @pytest.mark.parametrize("call", all_calls(), ids=lambda call: f"{call.method} {call.path}")
 def test_a_request_is_as_described(call: ApiCall, description: dict[str, Any]) -> None:
-    operation = operation_of(description, call)
-    bodies = [each for each in operation.get("parameters", ()) if each["in"] == "body"]
-    assert bool(bodies) is (call.body is not None)
-    for parameter in bodies:
-        check(parameter["schema"], call.body, description, call.path)
+    _, operation = operation_of(description, call.method, call.path)
+    schema = body_schema(operation)
+    assert (schema is not None) is (call.body is not None)
+    if schema is not None:
+        check(schema, call.body, description, call.path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/nothing", {}),
+        ("DELETE", "/vm", None),
+        ("PUT", "/machine-config", {"vcpu_count": 1}),
+        ("PUT", "/machine-config", {"vcpu_count": 64, "mem_size_mib": 128}),
+        ("PUT", "/machine-config", {"vcpu_count": True, "mem_size_mib": 128}),
+        ("PUT", "/actions", {"action_type": "Fly"}),
+        ("PUT", "/boot-source", {"kernel_image_path": "/k", "colour": "red"}),
+        ("PUT", "/mmds/config", {"network_interfaces": [1]}),
+    ],
+)
+def test_a_request_that_is_not_as_described_is_seen(
+    method: str, path: str, body: object, description: dict[str, Any]
+) -> None:
+    with pytest.raises(NotDescribed):
+        check(body_schema(operation_of(description, method, path)[1]) or {}, body, description, path)
 
 
 def test_the_guest_starts_last_and_finds_its_boot_data() -> None:

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 from tests.microvm.lab import INTERNET, LAN, METADATA, around, until
-from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra, qemu_entry
+from tests.microvm.orchestra import GATEWAY, PORT, PYTHON, firecracker_entry, orchestra, qemu_entry
 
 pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(240)]
 
@@ -96,8 +96,6 @@ print(os.uname().sysname, os.getuid())
 open("/written", "w").close()
 print("written" if os.path.exists("/written") else "")
 """
-PYTHON = ("/opt/kici/lib/ld.so", "--library-path", "/opt/kici/lib", "/opt/kici/bin/python3.11", "-I", "-S", "-c")
-"""What the agent itself runs with; the guest of these tests has no other."""
 
 
 @pytest.mark.engine("qemu")

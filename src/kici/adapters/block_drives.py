@@ -133,7 +133,7 @@ def _image(source: Path) -> os.stat_result:
 
 def _link(source: Path, target: Path) -> bool:
     try:
-        os.link(source, target)
+        os.link(source.resolve(), target)  # a symbolic link would point to nowhere in a machine's own root
     except OSError:  # another file system, or somebody else's file: a copy will do
         return False
     return True

@@ -151,6 +151,15 @@ async def test_an_image_is_linked_where_it_may_be_read_and_never_changed(tmp_pat
     assert (after.st_uid, after.st_gid, after.st_mode & 0o777) == (before.st_uid, before.st_gid, 0o600)
 
 
+async def test_an_image_behind_a_symbolic_link_is_brought_itself(tmp_path: Path) -> None:
+    (tmp_path / "vmlinux-6.1").write_bytes(b"kernel")
+    (tmp_path / "vmlinux-6.1").chmod(0o644)
+    (tmp_path / "vmlinux").symlink_to("vmlinux-6.1")
+    await HostDrives(tmp_path, HostCommands()).bring(tmp_path / "vmlinux", tmp_path / "brought", reader=65_100)
+    assert not (tmp_path / "brought").is_symlink()
+    assert (tmp_path / "brought").stat().st_ino == (tmp_path / "vmlinux-6.1").stat().st_ino
+
+
 async def test_an_image_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path) -> None:
     drives = HostDrives(tmp_path, HostCommands())
     (tmp_path / "empty").touch()
