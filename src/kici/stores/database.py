@@ -31,8 +31,8 @@ class Step:
     guard: bool = False
     """No row means: stop, and undo the whole unit."""
     told_apart_by: str | None = None
-    """For the last step of a unit whose others have no guard: a parameter, and the column of its rows with the same
-    value.  An engine may then write several such units as one."""
+    """A parameter, and the column of its rows with the same value.  An engine may write several units as one, when the
+    last step of each has this; steps without it are then run once for all."""
 
 
 class Database(Protocol):

@@ -17,11 +17,10 @@ RATE_LOCK_WAIT_MS: Final = 5000
 
 class Events(Part):
     async def emit_event(self, event: NewEvent, *, rate_max: int | None = None, now: Instant | None = None) -> bool:
-        step = emit_step(event, now, rate_max=rate_max)
-        if rate_max is None:
-            return bool(await self._write(step.query, step.params, told_apart_by="emission_id"))
-        lock = lock_steps(f"kici:events|{event.source}|{event.name}", RATE_LOCK_WAIT_MS)
-        results = await self._database.unit([*lock, step])
+        steps = [emit_step(event, now, rate_max=rate_max)]
+        if rate_max is not None:
+            steps = [*lock_steps(f"kici:events|{event.source}|{event.name}", RATE_LOCK_WAIT_MS), *steps]
+        results = await self._database.unit(steps)
         return results is not None and bool(results[-1])
 
     async def claim_events(
@@ -40,10 +39,11 @@ class Events(Part):
         return bool(await self._write(Query.RELEASE_EVENT, params))
 
     async def process_event(self, event: StoredEvent, *, now: Instant | None = None) -> bool:
-        steps = [Step(Query.PROCESS_EVENT, {"event_id": event.id, "now": now}, guard=True)]
+        done: Params = {"event_id": event.id, "now": now}
+        steps = [Step(Query.PROCESS_EVENT, done, guard=True, told_apart_by="event_id")]
         if event.name == SCALE_DOWN:
-            params: Params = {"subject": event.subject, "emission_id": event.emission_id}
-            steps.append(Step(Query.DELETE_ENDED_PROVISION, params))
+            about: Params = {"agent_id": event.subject, "emission_id": event.emission_id}
+            steps.append(Step(Query.DELETE_ENDED_PROVISION, about, told_apart_by="agent_id"))
         return await self._database.unit(steps) is not None
 
     async def retry_event(
@@ -142,7 +142,8 @@ def lock_steps(name: str, wait_ms: int) -> list[Step]:
 
 def emit_step(event: NewEvent, now: Instant | None, *, rate_max: int | None = None) -> Step:
     """The step that writes an event.  Returns no row when a rate or another of its kind is in the way."""
-    return Step(Query.EMIT_EVENT, {**emit_params(event, now), "rate_max": rate_max})
+    params = {**emit_params(event, now), "rate_max": rate_max}
+    return Step(Query.EMIT_EVENT, params, told_apart_by="emission_id")
 
 
 def emit_params(event: NewEvent, now: Instant | None) -> Params:

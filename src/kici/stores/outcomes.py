@@ -64,9 +64,9 @@ class Provisions(Spawns):
         about: Params = {"agent_id": order.agent_id, "scale_up": SCALE_UP}
         steps = [
             _end_step(order, now),
-            Step(Query.WITHDRAW_SCALE_UPS, {**about, "now": now}),
-            Step(Query.SCALE_UP_RUNS, about),
-            Step(Query.DELETE_RESERVATION, {"agent_id": order.agent_id}),
+            Step(Query.WITHDRAW_SCALE_UPS, {**about, "now": now}, told_apart_by="agent_id"),
+            Step(Query.SCALE_UP_RUNS, about, told_apart_by="agent_id"),
+            Step(Query.DELETE_RESERVATION, {"agent_id": order.agent_id}, told_apart_by="agent_id"),
         ]
         if order.over is not None:
             steps.append(
@@ -78,6 +78,7 @@ class Provisions(Spawns):
                         "reason": order.reason,
                         "now": now,
                     },
+                    told_apart_by="agent_id",
                 )
             )
         if event is not None:
@@ -171,7 +172,7 @@ class Provisions(Spawns):
 def _end_step(order: ScaleDownOrder, now: Instant | None) -> Step:
     params = {"agent_id": order.agent_id, "reason": clean_text(order.reason), "now": now}
     if order.over is None:
-        return Step(Query.END_PROVISION, {**params, "instance_id": order.by}, guard=True)
+        return Step(Query.END_PROVISION, {**params, "instance_id": order.by}, guard=True, told_apart_by="agent_id")
     assert order.term is not None, "only a leader condemns"
     seen = {
         "seen_adopted_by": order.over.adopted_by,
@@ -179,7 +180,7 @@ def _end_step(order: ScaleDownOrder, now: Instant | None) -> Step:
         "present_ms": order.present_ms,
         "term": order.term,
     }
-    return Step(Query.CONDEMN_PROVISION, {**params, **seen}, guard=True)
+    return Step(Query.CONDEMN_PROVISION, {**params, **seen}, guard=True, told_apart_by="agent_id")
 
 
 def _refused(scaler: ScalerName, state: Row, rules: SlotRules) -> SlotRefused | None:

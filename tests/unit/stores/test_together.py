@@ -172,3 +172,22 @@ async def test_a_turn_is_not_given_to_one_who_has_just_left() -> None:
     assert second.cancelled()
     assert server.writes == [["a"], ["c"]]
     assert await outcomes(server.asked("later", lock="one")) == ["later"]
+
+
+async def test_a_unit_of_several_steps_shares_none_of_their_rows() -> None:
+    """Two that name the same row in a step that is not the last one are written apart, too."""
+
+    def ending(agent: str, event: str) -> Unit:
+        return (
+            Step(Query.END_PROVISION, {"agent_id": agent}, guard=True, told_apart_by="agent_id"),
+            Step(Query.INSERT_SPAWN, {"agent_id": event}, told_apart_by="agent_id"),
+        )
+
+    server = Server()
+    units = [ending("x", "1"), ending("y", "2"), ending("z", "3"), ending("z", "4"), ending("x", "5")]
+    tasks = [asyncio.create_task(server.together.unit(unit)) for unit in units]
+    await settled()
+    assert server.writes == [["1"], ["2"]], "without a lock there are lanes"
+    server.answers.set()
+    assert await outcomes(tasks) == ["1", "2", "3", "4", "5"]
+    assert not any({"3", "4"} <= set(write) for write in server.writes)

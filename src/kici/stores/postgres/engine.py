@@ -138,17 +138,24 @@ class Pool:
         return results
 
     async def _run_units(self, connection: "Connection", units: Sequence[Unit]) -> list[list[Rows] | None]:
-        *before, _ = units[0]
-        if not before:
-            return [[rows] for rows in await self._run_many(connection, [unit[-1] for unit in units])]
+        if len(units[0]) == 1:
+            return [[rows] for rows in await self._run_many(connection, [unit[0] for unit in units])]
+        results: list[list[Rows] | None] = [[] for _ in units]
         async with connection.transaction():
-            common = [await self._run(connection, step.query, step.params) for step in before]
-            return [[*common, rows] for rows in await self._run_many(connection, [unit[-1] for unit in units])]
+            for place in range(len(units[0])):
+                going = [number for number, result in enumerate(results) if result is not None]
+                rows = await self._run_many(connection, [units[number][place] for number in going])
+                for number, found in zip(going, rows, strict=True):
+                    results[number] = _with_step(results[number], units[number][place], found)
+        return results
 
-    async def _run_many(self, connection: "Connection", steps: Sequence[Step]) -> list[list[asyncpg.Record]]:
+    async def _run_many(self, connection: "Connection", steps: Sequence[Step]) -> Sequence[Rows]:
         """Rows of each of these steps, which run one query one after the other, in one round trip."""
+        if not steps:
+            return ()
         query, column = steps[0].query, steps[0].told_apart_by
-        assert column is not None, query
+        if column is None:
+            return [await self._run(connection, query, steps[0].params)] * len(steps)
         statement = self._statements[query]
         values = [[step.params[name] for name in statement.parameters] for step in steps]
         found: dict[object, list[asyncpg.Record]] = {step.params[column]: [] for step in steps}
@@ -173,6 +180,14 @@ class Pool:
                     await self._run(connection, Query.RECORD_MIGRATION, params)
                     applied.append(migration.number)
         return applied
+
+
+def _with_step(results: list[Rows] | None, step: Step, rows: Rows) -> list[Rows] | None:
+    """The results of a unit after one more step; None: a guard ended it."""
+    if results is None or (step.guard and not rows):
+        assert not results, f"{step.query} is a guard, but not the first step: it cannot be undone alone"
+        return None
+    return [*results, rows]
 
 
 async def _leave_as_it_is(connection: object) -> None:

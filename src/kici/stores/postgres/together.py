@@ -1,8 +1,8 @@
-"""Group commit: units that differ in their last step only, and wait at the same time, go to the server as one.
+"""Group commit: units of the same queries that wait at the same time go to the server as one, step by step.
 
-One transaction and one round trip serve many callers; a caller that is alone pays nothing for it.  Whoever finds a
-lane free writes for all that wait, and hands the lane on.  When the server refuses such a write, each unit is run
-alone, so that one that fails takes no other with it.
+One transaction and one round trip for each step serve many callers; a caller that is alone pays nothing for it.
+Whoever finds a lane free writes for all that wait, and hands the lane on.  When the server refuses such a write, each
+unit is run alone, so that one that fails takes no other with it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ FINISH_SECONDS: Final = 120.0
 Unit = Sequence[Step]
 Result = list[Rows] | None
 Outcome = Result | KiciError | Bug
-_Kind = tuple[Query | tuple[object, ...], ...]
+_Kind = tuple[tuple[object, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +62,10 @@ class Together:
         self._kinds: dict[_Kind, _Kin] = {}
 
     async def unit(self, unit: Unit) -> Result:
-        """Run a unit whose last step says by which column its rows are told apart."""
+        """Run a unit whose last step says by which column its rows are told apart.  Only its first may be a guard."""
         kind = _kind(unit)
         kin = self._kinds.setdefault(kind, _Kin())
-        if kin.lanes_busy == (1 if len(unit) > 1 else LANES):  # what comes first is a lock: a second one would wait
+        if kin.lanes_busy == (1 if unit[0].told_apart_by is None else LANES):  # beside a lock, another would only wait
             outcome = await self._wait(kind, kin, unit)
             if not isinstance(outcome, _Turn):
                 return _given(outcome)
@@ -132,28 +132,23 @@ class Together:
             return error
 
 
-def _kind(unit: Unit) -> _Kind:
-    """What units that are written together have in common: their last query, and all of the steps before it."""
-    *before, last = unit
-    return (last.query, *((step.query, *step.params.items()) for step in before))
-
-
 def _gathered(unit: Unit, waiting: deque[_Waiting]) -> list[_Waiting]:
     """Take those that can be written with `unit`, up to the first whose rows could not be told from another's."""
-    names = {_name(unit)}
+    names = _names(unit)
     found: list[_Waiting] = []
-    while waiting and len(names) < UNITS_MAX and _name(waiting[0].unit) not in names:
-        taken = waiting.popleft()
-        if not taken.told.done():
-            found.append(taken)
-            names.add(_name(taken.unit))
+    while waiting and len(found) < UNITS_MAX - 1 and names.isdisjoint(_names(waiting[0].unit)):
+        found.append(waiting.popleft())
+        names |= _names(found[-1].unit)
     return found
 
 
-def _name(unit: Unit) -> object:
-    last = unit[-1]
-    assert last.told_apart_by is not None, last.query
-    return last.params[last.told_apart_by]
+def _names(unit: Unit) -> set[tuple[Query, object]]:
+    return {(step.query, step.params[step.told_apart_by]) for step in unit if step.told_apart_by is not None}
+
+
+def _kind(unit: Unit) -> _Kind:
+    """What units that are written together have in common: their queries, and all of the steps that are run once."""
+    return tuple((step.query, *(step.params.items() if step.told_apart_by is None else ())) for step in unit)
 
 
 def _given(outcome: Outcome) -> Result:

@@ -62,21 +62,21 @@ RETURNING id;
 UPDATE kici_events SET
     state = 'processed', processed_at = COALESCE(:now, now_ms()), sealed = NULL, claimed_until = NULL, last_error = NULL
 WHERE id = :event_id AND state IN ('pending', 'awaiting')
-RETURNING id;
+RETURNING id AS event_id;
 
 -- name: delete_ended_provision
 -- The scale-down of an event spawn is delivered to all of its targets: nothing is left of it.
 DELETE FROM scaler_spawning_agents
-WHERE agent_id = :subject AND backend_type = 'event' AND state = 'ending'
+WHERE agent_id = :agent_id AND backend_type = 'event' AND state = 'ending'
     AND NOT EXISTS (
         SELECT 1 FROM kici_events
         WHERE kici_events.emission_id = :emission_id AND kici_events.state <> 'processed'
     )
 RETURNING agent_id;
-DELETE FROM scaler_reservations WHERE agent_id = :subject;
-DELETE FROM scaler_pending_claims WHERE agent_id = :subject;
+DELETE FROM scaler_reservations WHERE agent_id = :agent_id;
+DELETE FROM scaler_pending_claims WHERE agent_id = :agent_id;
 UPDATE agent_tokens SET revoked_at = now_ms()
-WHERE agent_id = :subject AND kind = 'ephemeral' AND revoked_at IS NULL;
+WHERE agent_id = :agent_id AND kind = 'ephemeral' AND revoked_at IS NULL;
 
 -- name: retry_event
 -- Deliver an event again, later.

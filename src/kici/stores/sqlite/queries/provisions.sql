@@ -99,11 +99,11 @@ RETURNING agent_id, scaler_name;
 UPDATE kici_events SET
     state = 'dead', dead_at = COALESCE(:now, now_ms()), dead_reason = 'withdrawn', sealed = NULL
 WHERE subject = :agent_id AND name = :scale_up AND state = 'pending'
-RETURNING id;
+RETURNING subject AS agent_id;
 
 -- name: scale_up_runs
 -- Runs that are at work on the scale-up of an agent.
-SELECT run_id FROM kici_events WHERE subject = :agent_id AND name = :scale_up AND state = 'awaiting';
+SELECT subject AS agent_id, run_id FROM kici_events WHERE subject = :agent_id AND name = :scale_up AND state = 'awaiting';
 
 -- name: record_condemned
 -- Why a provision was torn down.  Who adopted it stays.
