@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from kici.decide.reap import reap_grace_ms
+from kici.domain import knobs
 from kici.domain.ids import AgentId
 from kici.domain.job import Job
 from kici.domain.peer import RequestKind
@@ -15,6 +17,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.services.absent_instances import AbsentInstances
 from kici.services.clustering import OwnRows, PatientScaling, RemoteCancels
+from kici.services.forget_peer import ForgetPeer
 from kici.services.hand_over import HandOver
 from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
@@ -70,6 +73,12 @@ class Cluster:
         )
         acts[RequestKind.LIVE_VMS] = self.live_vms.answer
         one.jobs.remote = cancels
+        self.forget_peer = ForgetPeer(
+            store=given.store,
+            instance_id=one.instance_id,
+            grace_ms=lambda: reap_grace_ms(one.settings.peek(knobs.REROUTE_FLAP_GRACE_MS)),
+            revoke_worker=lambda worker_id: one.workers.revoke(worker_id),
+        )
         self._join()
         self.absent_instances = AbsentInstances(
             store=given.store,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kici.apps.assembly import Coordinator
+from kici.decide.forget import Forgotten
 from kici.decide.prune import EVENT
 from kici.domain.access import Actor
 from kici.domain.document import SubmitRun
@@ -363,6 +364,9 @@ class _Control:
 
     async def instances(self) -> list[Instance]:
         return await self._coordinator.given.store.instances(limit=1000)
+
+    async def forget_peer(self, peer: str, *, is_acknowledged: bool) -> Forgotten:
+        return await self._coordinator.cluster.forget_peer.forget(peer, is_acknowledged=is_acknowledged)
 
     async def leader(self) -> InstanceId | None:
         store = self._coordinator.given.store

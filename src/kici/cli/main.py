@@ -29,6 +29,7 @@ ADMIN_COMMANDS: Final = {
     "agents": Lazy("kici.cli.admin_agents:agents", "List agents; show or drain one."),
     "queue": Lazy("kici.cli.admin_queue:queue", "List waiting jobs; show one or clear all."),
     "peers": Lazy("kici.cli.admin_coordinator:peers", "List the coordinators that share the store, and their workers."),
+    "peer": Lazy("kici.cli.admin_peer:peer", "Forget a coordinator or worker that is gone for good."),
     "join-token": Lazy("kici.cli.admin_join:join_token", "Make one-time tokens that make hosts workers."),
     "worker": Lazy("kici.cli.admin_join:worker", "Revoke a worker."),
     "drain": Lazy("kici.cli.admin_coordinator:drain", "Start nothing new; let running jobs finish."),

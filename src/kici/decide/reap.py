@@ -19,6 +19,11 @@ PRESENT_MS: Final = 60_000
 OUTCOME_RETENTION_MS: Final = 86_400_000
 
 
+def reap_grace_ms(flap_grace_ms: int) -> int:
+    """How long an agent, or its coordinator, may be out of sight before anything is concluded from it."""
+    return max(flap_grace_ms, 2 * PRESENT_MS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapWindows:
     """How long the reaper waits for what; read together, so that one pass is consistent."""
@@ -37,7 +42,7 @@ class ReapWindows:
     @property
     def grace_ms(self) -> int:
         """Out of sight for less than this is a blink.  The setting is shared with others, for whom less is harmless."""
-        return max(self.flap_grace_ms, 2 * PRESENT_MS)
+        return reap_grace_ms(self.flap_grace_ms)
 
     @property
     def outcome_retention_ms(self) -> int:

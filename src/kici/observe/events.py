@@ -44,6 +44,7 @@ class Event(StrEnum):
     ORPHANS_LEFT = "orphans.left"
     ORPHANS_REMOVED = "orphans.removed"
     PEER_ANSWERED = "peer.answered"
+    PEER_FORGOTTEN = "peer.forgotten"
     POOL_GIVES_WAY = "pool.gives_way"
     POOL_REFUSED = "pool.refused"
     POOL_SHORT = "pool.short"

@@ -76,3 +76,13 @@ class PeerStore(Protocol):
         Not those whose agents are connected to another instance that lives, and none whose agent holds a job.
         """
         ...
+
+    async def forget_instance(
+        self, instance_id: InstanceId, *, heard_before: Instant, now: Instant | None = None
+    ) -> bool:
+        """Delete an instance that is gone for good with its local spawns, reservations, sessions, addresses and links.
+
+        Spawns are spared as by `forget_spawns_of`.  False: it has beaten in the minute before `heard_before`, or is
+        not there; then nothing was written.
+        """
+        ...

@@ -8,6 +8,7 @@ ended elsewhere is taken down by the one that made it.
 from collections.abc import Mapping
 from typing import Final, Never, Protocol
 
+from kici.decide.prune import EVENT
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId, RunId
 from kici.domain.job import Job, JobStatus
@@ -16,7 +17,7 @@ from kici.domain.spawn import SERVING, ScaleDownReason, SpawnState
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.ports.peers import PeerStore
-from kici.ports.store import AgentStore, Cancelled, JobFilter, JobStore, SpawnStore
+from kici.ports.store import AgentStore, Cancelled, InstanceStore, JobFilter, JobStore, SpawnStore
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.peers import PeerRequests, PeerView
 from kici.services.scaler_manager import ScalerManager
@@ -30,6 +31,7 @@ LOOK_SECONDS: Final = 2.0
 ROWS_MAX: Final = 100_000
 RUN_JOBS_MAX: Final = 1000
 TOKENS_MAX: Final = 1000
+INSTANCES_MAX: Final = 1000
 
 
 class PatientScaling:
@@ -99,7 +101,7 @@ class RemoteCancels:
         return {}
 
 
-class Store(SpawnStore, AgentStore, PeerStore, Protocol):
+class Store(SpawnStore, AgentStore, PeerStore, InstanceStore, Protocol):
     """What looking after one's own rows reads and writes."""
 
 
@@ -155,6 +157,15 @@ class OwnRows:
         session = await self._store.session(agent_id)
         return session is not None and session.instance_id != self._instance_id
 
+    async def _delete_if_ownerless(self, agent_id: AgentId) -> None:
+        """The row of a compute whose maker was forgotten waits for nobody."""
+        row = await self._store.spawn(agent_id)
+        if row is None or row.backend_type == EVENT or row.worker_id is not None:
+            return
+        known = {one.id for one in await self._store.instances(limit=INSTANCES_MAX)}
+        if row.owner_instance_id not in known:
+            await self._store.delete_spawn(agent_id)
+
     def ended_here(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """An agent ended here that another coordinator made: ask its maker, by its row, to take the compute down."""
         self._supervisor.start(f"end.{agent_id}", self._ask_to_end(agent_id, reason))
@@ -163,6 +174,7 @@ class OwnRows:
         while True:
             try:
                 await self._store.end_spawn(agent_id, reason=reason, from_states=SERVING)
+                await self._delete_if_ownerless(agent_id)
                 return
             except StoreDown:
                 await self._clock.sleep(LOOK_SECONDS)

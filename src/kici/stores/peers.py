@@ -66,3 +66,19 @@ class Peers(Part):
         )
         assert results is not None
         return len(results[1])
+
+    async def forget_instance(
+        self, instance_id: InstanceId, *, heard_before: Instant, now: Instant | None = None
+    ) -> bool:
+        params: Params = {"instance_id": instance_id, "now": now}
+        gone: Params = {"instance_id": instance_id}
+        steps = (
+            Step(Query.FORGET_INSTANCE, {**gone, "heard_before": heard_before}, guard=True),
+            Step(Query.DELETE_SESSIONS_OF, gone),
+            Step(Query.FORGET_RESERVATIONS_OF, params),
+            Step(Query.FORGET_SPAWNS_OF, params),
+            Step(Query.FORGET_ADDRESSES_OF, gone),
+            Step(Query.FORGET_CAPACITY_OF, gone),
+            Step(Query.FORGET_LINKS_OF, gone),
+        )
+        return await self._database.unit(steps) is not None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kici.adapters.clock import RealClock
+from kici.decide.forget import ForgetOutcome, Forgotten
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.document import SubmitRun
@@ -286,6 +287,8 @@ class FakeCoordinator:
     running: int = 0
     stopped: list[bool] = field(default_factory=list)
     """`keep_agents` of each stop."""
+    forgotten: list[tuple[str, bool]] = field(default_factory=list)
+    forget_outcome: ForgetOutcome = ForgetOutcome.FORGOTTEN
     trouble: str | None = None
 
     async def drain_state(self) -> DrainState:
@@ -297,6 +300,10 @@ class FakeCoordinator:
 
     def stop(self, *, keep_agents: bool) -> None:
         self.stopped.append(keep_agents)
+
+    async def forget_peer(self, peer: str, *, is_acknowledged: bool) -> Forgotten:
+        self.forgotten.append((peer, is_acknowledged))
+        return Forgotten(outcome=self.forget_outcome, detail="why")
 
     async def leader(self) -> InstanceId | None:
         return ME

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from aiohttp import hdrs, web
 
-from kici.web import admin, claims, credentials, events, jobs, logs, orphans, pages, runs, workers, workflows
+from kici.web import admin, claims, credentials, events, jobs, logs, orphans, pages, peers, runs, workers, workflows
 from kici.web.logins import Logins
 from kici.web.openapi import describe
 from kici.web.problems import problems
@@ -28,6 +28,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *claims.ROUTES,
     *orphans.ROUTES,
     *workers.ROUTES,
+    *peers.ROUTES,
 )
 _API_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kici.decide.classify import StopResult
+from kici.decide.forget import Forgotten
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentFacts, AgentToken
 from kici.domain.document import SubmitRun
@@ -229,6 +230,10 @@ class Coordinator(Protocol):
         ...
 
     async def instances(self) -> list[Instance]: ...
+
+    async def forget_peer(self, peer: str, *, is_acknowledged: bool) -> Forgotten:
+        """Let go of a coordinator or worker that will never come back; what came of it."""
+        ...
 
     async def leader(self) -> InstanceId | None:
         """Who leads by the store's clock."""

@@ -11,6 +11,7 @@ from kici.adapters.entropy import SystemEntropy
 from kici.adapters.worker_keys import FileWorkerKeys, read_token_file
 from kici.apps.worker import link_url
 from kici.cli.main import kici
+from kici.decide.forget import ForgetOutcome
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import InstanceId, Instant
 from kici.domain.worker import JoinClaim, Worker, join_token_text, read_join_token
@@ -50,6 +51,16 @@ def test_a_worker_is_revoked_by_its_id(served: Served) -> None:
     served.fake.workers.add(Worker(id="w1", name="build-7", joined_at=Instant(1), linked_to=(InstanceId("a"),)))
     assert "w1 revoked" in admin(served, "worker", "revoke", "w1")
     assert served.fake.workers.rows["w1"].revoked_at is not None
+
+
+@pytest.mark.spec("scaler 44")
+def test_a_peer_is_forgotten_by_its_id(served: Served) -> None:
+    assert admin(served, "peer", "forget", "gone") == "why\n"
+    served.fake.coordinator.forget_outcome = ForgetOutcome.ACKNOWLEDGEMENT_REQUIRED
+    refused = served.kici("admin", "peer", "forget", "gone", "--acknowledge")
+    assert refused.exit_code == 1
+    assert "why" in refused.stderr
+    assert served.fake.coordinator.forgotten == [("gone", False), ("gone", True)]
 
 
 def starts(tmp_path: Path, *words: str, scalers: str = "version: 1\nscalers: []\n") -> Result:

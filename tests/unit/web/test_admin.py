@@ -4,6 +4,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient
 
+from kici.decide.forget import ForgetOutcome
 from kici.domain.ids import AgentId, JobId
 from kici.domain.job import JobStatus
 from kici.testing.fake_surface import ME, FakeSurface
@@ -89,6 +90,21 @@ async def test_stop_may_keep_agents(client: Client, fake: FakeSurface) -> None:
 async def test_instances_mark_the_one_that_answers(client: Client) -> None:
     (row,) = (await get(client, "instances"))["items"]
     assert (row["id"], row["isSelf"], row["leads"]) == ("instance-1", True, True)
+
+
+@pytest.mark.spec("scaler 44")
+async def test_a_peer_is_forgotten_or_the_outcome_says_why_not(client: Client, fake: FakeSurface) -> None:
+    async def forget(query: str = "", token: dict[str, str] = OWNER) -> tuple[int, object]:
+        answer = await client.delete(f"{ADMIN}/peers/gone{query}", headers=token)
+        return answer.status, (await answer.json()).get("outcome")
+
+    assert await forget() == (200, "forgotten")
+    fake.coordinator.forget_outcome = ForgetOutcome.ACKNOWLEDGEMENT_REQUIRED
+    assert await forget("?acknowledge=true") == (409, "acknowledgement-required")
+    fake.coordinator.forget_outcome = ForgetOutcome.NOT_FOUND
+    assert await forget() == (404, "not-found")
+    assert fake.coordinator.forgotten == [("gone", False), ("gone", True), ("gone", False)]
+    assert [record.action for record in fake.access_log.records] == ["peer.forget"] * 3
 
 
 async def test_settings_are_patched_whole_or_not_at_all(client: Client) -> None:

@@ -8,9 +8,10 @@ from kici.domain.errors import StoreDown
 from kici.domain.ids import Instant, JobId, OrgId
 from kici.domain.instance import Lease
 from kici.domain.paging import Mark
+from kici.domain.peer import Capacity
 from kici.domain.secret import SealedSecret, SecretRef
 from kici.ports.store import Store
-from kici.testing.builders import HERE, a_new_job, a_new_run, an_instance
+from kici.testing.builders import HERE, a_new_job, a_new_run, a_reservation, a_spawn, an_instance
 from kici.testing.contracts.store_rules import (
     ALL,
     THERE,
@@ -39,6 +40,22 @@ async def keeps_the_beats_of_instances(store: Store) -> None:
     await store.remove_instance(HERE)
     assert [each.id for each in await store.instances(limit=ALL)] == [THERE]
     await store.remove_instance(HERE)
+
+
+@shows("scaler 44")
+async def forgets_an_instance_that_is_silent_still(store: Store) -> None:
+    for instance in (HERE, THERE):
+        await store.beat(an_instance(id=instance), now=after(0))
+        await store.put_capacity(instance, Capacity(address=instance), now=after(0))
+    spawn = a_spawn(agent_id=agent(1), owner_instance_id=THERE)
+    await store.insert_spawn(spawn, a_reservation(spawn), None, now=after(0))
+    assert not await store.forget_instance(THERE, heard_before=after(59_999), now=after(59_999))
+    assert len(await store.spawns(owner=THERE, limit=ALL)) == 1
+    assert await store.forget_instance(THERE, heard_before=after(60_000), now=after(60_000))
+    assert not await store.forget_instance(THERE, heard_before=after(90_000), now=after(90_000))
+    assert [each.id for each in await store.instances(limit=ALL)] == [HERE]
+    assert await store.spawns(owner=THERE, limit=ALL) == []
+    assert await store.reservations(owner=THERE, limit=ALL) == []
 
 
 async def gives_a_lease_to_one_holder(store: Store) -> None:
@@ -185,6 +202,7 @@ async def tells_that_it_is_closed(store: Store) -> None:
 
 CASES: Final[tuple[Case, ...]] = (
     keeps_the_beats_of_instances,
+    forgets_an_instance_that_is_silent_still,
     gives_a_lease_to_one_holder,
     raises_the_token_with_each_term,
     releases_a_lease_of_the_running_term_only,

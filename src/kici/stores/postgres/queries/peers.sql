@@ -85,3 +85,23 @@ WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id
             AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
     )
 RETURNING agent_id;
+
+-- name: forget_instance
+-- An instance that will never come back, if nothing was heard of it meanwhile.
+DELETE FROM cluster_instances WHERE instance_id = :instance_id AND last_beat_at <= :heard_before::BIGINT - 60000
+RETURNING instance_id;
+
+-- name: forget_addresses_of
+-- The addresses of microVMs on the host of an instance that is gone for good.
+DELETE FROM ip_allocations WHERE owner_instance_id = :instance_id
+RETURNING ip;
+
+-- name: forget_capacity_of
+-- What an instance could serve that is gone for good.
+DELETE FROM scaler_capacity WHERE instance_id = :instance_id
+RETURNING instance_id;
+
+-- name: forget_links_of
+-- The links of workers to an instance that is gone for good.
+DELETE FROM worker_links WHERE instance_id = :instance_id
+RETURNING worker_id;
