@@ -55,6 +55,7 @@ from kici.services.settings import LiveSettings, SettingsRefresh
 from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.shutdown import Shutdown
 from kici.services.spawn_book import SpawnBook
+from kici.services.spawn_story import SpawnStories
 from kici.services.spawner import Spawner
 from kici.services.stale_spawn_sweeper import StaleSpawnSweeper
 from kici.services.teardown import Teardown
@@ -156,9 +157,11 @@ class Coordinator:
             is_needed=lambda: self.events.has_event_scalers(),
         )
         self.failures.shared_refusal = self.deferrals.refusal
+        self.stories = SpawnStories(write=self.logs.notes, supervisor=given.supervisor, clock=given.clock)
         self.manager = ScalerManager(
             fleet=given.fleet,
             spawner=self._spawner(),
+            stories=self.stories,
             book=self.book,
             machine_pools=self.machine_pools,
             spawns=self.spawns,
@@ -202,7 +205,7 @@ class Coordinator:
             entropy=given.entropy,
             instance_id=self.instance_id,
             deadline_ms=partial(self.settings.peek, knobs.SCALER_SPAWN_TIMEOUT_MS),
-            note=self._note,
+            stories=self.stories,
             images=ContainerSpawn(secrets=self.secrets),
             refuse=JobRefuser(store=given.store, lifecycle=self.lifecycle, instance_id=self.instance_id).refuse,
             deferrals=self.deferrals,

@@ -14,7 +14,7 @@ Followers wake at once for output that passes through this process, and poll for
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -135,10 +135,14 @@ class LogStore:
 
     async def note(self, job_id: JobId, text: str) -> bool:
         """Add a line of the orchestrator to the job's output.  False: the store did not take it."""
-        line = text.replace("\n", " ").encode()[:NOTE_BYTES_MAX].decode(errors="ignore").encode() + b"\n"
+        return await self.notes(job_id, [text])
+
+    async def notes(self, job_id: JobId, texts: Sequence[str]) -> bool:
+        """Add lines, which stay together and in order."""
+        data = b"".join(map(_line, texts))
         offset = int.from_bytes(self._entropy.bytes(_NOTE_OFFSET_BYTES))  # coordinators must not hit the same one
         try:
-            await self._write(NewChunk(job_id=job_id, stream=Stream.SYSTEM, offset=offset, data=line))
+            await self._write(NewChunk(job_id=job_id, stream=Stream.SYSTEM, offset=offset, data=data))
         except StoreDown:
             return False
         return True
@@ -287,3 +291,7 @@ async def _written(batch: _Batch) -> None:
     await batch.done.wait()
     if batch.failure is not None:
         raise StoreDown("job output could not be stored; send it again") from batch.failure
+
+
+def _line(text: str) -> bytes:
+    return text.replace("\n", " ").encode()[:NOTE_BYTES_MAX].decode(errors="ignore").encode() + b"\n"

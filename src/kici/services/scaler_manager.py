@@ -29,6 +29,7 @@ from kici.services.launch_failures import LaunchFailures
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import ActiveTotal, Fleet, ScalerRuntime
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.spawn_story import SpawnStories
 from kici.services.spawner import Choice, Spawner
 from kici.services.teardown import Teardown
 from kici.services.workers_caps import Load, load_of, spread
@@ -43,6 +44,7 @@ class ScalerManager:
         *,
         fleet: Fleet,
         spawner: Spawner,
+        stories: SpawnStories,
         book: Book,
         machine_pools: MachinePools,
         spawns: SpawnBook,
@@ -59,6 +61,7 @@ class ScalerManager:
         self._remote: dict[ScalerName, ScalerRuntime] = {}
         self._remote_entries: tuple[Routable, ...] = ()
         self._spawner = spawner
+        self._stories = stories
         self._book = book
         self._machine_pools = machine_pools
         self._spawns = spawns
@@ -348,11 +351,12 @@ class ScalerManager:
         else:
             self.foreign_gone(agent_id, reason)
 
-    def handed_off(self, agent_id: AgentId) -> None:
+    def handed_off(self, agent_id: AgentId, job_id: JobId) -> None:
         """An agent was told of a job."""
         tracked = self._spawns.get(agent_id)
         if tracked is not None:
             tracked.jobs_given += 1
+            self._stories.belongs(tracked, job_id)
 
     def jobs_given(self, agent_id: AgentId) -> int:
         tracked = self._spawns.get(agent_id)

@@ -4,12 +4,17 @@ Memory that can be rebuilt from spawn rows and from what backends find on their 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from kici.domain.ids import AgentId, Instant, JobId, ScalerName
 from kici.domain.spawn import SERVING, Spawn, SpawnState
 from kici.services.scaler_runtime import ScalerRuntime
+
+STORY_LINES_MAX: Final = 64
+"""Of an agent that has no job yet; the oldest are forgotten first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,8 +32,16 @@ class TrackedSpawn:
     is_ending: bool = False
     jobs_given: int = 0
     """Jobs that its agent was told of by this coordinator."""
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES_MAX))
+    """What happened to it and was not told yet."""
+    story_of: JobId | None = None
+    """Whose people are told: the job that it was made for, then the one that it was given last."""
+    is_being_told: bool = False
     task: asyncio.Task[None] | None = None
     """The spawn under way."""
+
+    def __post_init__(self) -> None:
+        self.story_of = self.story_of or self.spawn.bound_job_id
 
     @property
     def agent_id(self) -> AgentId:

@@ -47,6 +47,7 @@ from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.spawn_book import SpawnBook, TrackedSpawn
+from kici.services.spawn_story import SpawnStories
 from kici.services.teardown import Teardown
 
 MINT_TRIES: Final = 8
@@ -104,13 +105,13 @@ class Spawner:
         entropy: Entropy,
         instance_id: InstanceId,
         deadline_ms: Callable[[OrgId], int],
-        note: Callable[[JobId, str], None],
+        stories: SpawnStories,
         images: Images,
         refuse: Refuse,
         deferrals: SharedDeferrals,
         lock_wait_ms: int,
     ) -> None:
-        """`deadline_ms(org)`: longest time of one backend call; `note(job, text)`: a line for the job's people."""
+        """`deadline_ms(org)`: longest time of one backend call."""
         self._deferrals = deferrals
         self._lock_wait_ms = lock_wait_ms
         self._images = images
@@ -127,7 +128,7 @@ class Spawner:
         self._entropy = entropy
         self._instance_id = instance_id
         self._deadline_ms = deadline_ms
-        self._note = note
+        self._stories = stories
         self.cap_lock_failed: Callable[[str], None] = lambda reason: None
         """Set by the composition root: counts spawns that could not be counted."""
 
@@ -333,10 +334,10 @@ class Spawner:
 
     def heard(self, tracked: TrackedSpawn, event: SpawnEvent) -> None:
         """Progress of a spawn.  A failure after it settled means that its compute is gone."""
-        if event.type is not SpawnEventType.FAILED:
+        has_failed = event.type is SpawnEventType.FAILED
+        self._stories.heard(tracked, event.detail, is_urgent=has_failed)
+        if not has_failed:
             return
-        if tracked.spawn.bound_job_id is not None:
-            self._note(tracked.spawn.bound_job_id, f"{tracked.agent_id}: {event.detail}")
         self._failures.seen(tracked.spawn, event.detail, self._clock.now())
         if tracked.is_settled and tracked.is_booting:
             self._spawn_failed(tracked, event.detail, Blame.SCALER)

@@ -1,0 +1,54 @@
+"""What happens while an agent is made, told to the people of the job that it is for.
+
+An agent that was made without a job (warm) has no people yet: what is known of it waits for its first job, so that
+their log says where the agent came from.  Lines are written in order, and those of one moment together.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from kici.domain.ids import JobId
+from kici.kit.supervise import Supervisor
+from kici.ports.clock import Clock
+from kici.services.spawn_book import TrackedSpawn
+
+GATHER_SECONDS: Final = 0.5
+
+
+class SpawnStories:
+    def __init__(
+        self,
+        *,
+        write: Callable[[JobId, Sequence[str]], Awaitable[object]],
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        """`write(job, lines)` adds lines of the orchestrator to a job's output; it never raises."""
+        self._write = write
+        self._supervisor = supervisor
+        self._clock = clock
+
+    def heard(self, tracked: TrackedSpawn, text: str, *, is_urgent: bool = False) -> None:
+        """Something happened to it.  `is_urgent`: nothing else will follow that it should wait for."""
+        tracked.story.append(f"{tracked.agent_id}: {text}")
+        self._tell(tracked, pause_seconds=0.0 if is_urgent else GATHER_SECONDS)
+
+    def belongs(self, tracked: TrackedSpawn, job_id: JobId) -> None:
+        """Its agent was given this job: what is and will be known of it is for the people of that."""
+        tracked.story_of = job_id
+        self._tell(tracked, pause_seconds=0.0)
+
+    def _tell(self, tracked: TrackedSpawn, *, pause_seconds: float) -> None:
+        if tracked.story_of is not None and tracked.story and not tracked.is_being_told:
+            tracked.is_being_told = True
+            self._supervisor.start(f"story.{tracked.agent_id}", self._telling(tracked, pause_seconds))
+
+    async def _telling(self, tracked: TrackedSpawn, pause_seconds: float) -> None:
+        try:
+            await self._clock.sleep(pause_seconds)
+            while tracked.story and tracked.story_of is not None:
+                lines = list(tracked.story)
+                tracked.story.clear()
+                await self._write(tracked.story_of, lines)
+        finally:
+            tracked.is_being_told = False
