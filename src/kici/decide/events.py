@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kici.domain.event import CHAIN_DEPTH_MAX, SCALE_DOWN, SCALE_UP, DeadReason, StoredEvent, is_event_name, is_reserved
-from kici.domain.ids import Instant
 from kici.kit.backoff import exponential
 
 RETRY_MS_MIN: Final = 5_000
@@ -51,10 +50,6 @@ def after_failed_run(event: StoredEvent, *, attempts_max: int, jitter: float) ->
         return Bury(reason=DeadReason.NON_RETRYABLE)
     decided = after_failure(event, is_passing=True, attempts_max=attempts_max, jitter=jitter)
     return Retry(delay_ms=decided.delay_ms, run_failed=True) if isinstance(decided, Retry) else decided
-
-
-def is_expired(event: StoredEvent, now: Instant) -> bool:
-    return event.expires_at is not None and event.expires_at <= now
 
 
 def emission_fault(name: str, chain_depth: int) -> str | None:

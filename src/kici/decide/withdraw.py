@@ -28,10 +28,12 @@ class Fail:
     why: str
 
 
-def what_to_do(news: ProvisionNews, me: InstanceId) -> Forget | Withdraw | Fail | None:
-    """None: go on waiting for its agent."""
+def what_to_do(news: ProvisionNews, me: InstanceId, *, is_booting: bool = True) -> Forget | Withdraw | Fail | None:
+    """None: go on waiting for its agent.  `is_booting`: whether its agent has not been seen here."""
     if news.state is None or news.adopted_by not in (None, me):
         return Forget()
+    if not is_booting:
+        return None
     if news.failure is not None and news.state is SpawnState.BOOTING:
         return Withdraw() if news.job_over else Fail(news.failure)
     if news.state is SpawnState.ENDING:

@@ -202,6 +202,8 @@ class StoredEvent:
     due_at: Instant
     claimed_by: InstanceId | None = None
     claimed_until: Instant | None = None
+    is_expired: bool = False
+    """When it was claimed, by the clock of the store."""
     is_reclaimed: bool = False
     """Whoever claimed it before never said what became of it."""
     attempts: int = 0

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Never, Protocol, assert_never
 
-from kici.decide.events import Bury, Retry, after_failed_run, after_failure, is_expired, waits_for_run
+from kici.decide.events import Bury, Retry, after_failed_run, after_failure, waits_for_run
 from kici.domain.errors import KiciError, NoCapacity, Retryable, StoreDown
 from kici.domain.event import SCALE_DOWN, SCALE_UP, DeadReason, StoredEvent
 from kici.domain.ids import InstanceId, Instant, JobId, RunId
@@ -120,7 +120,7 @@ class EventRouter:
                 emit(Event.EVENT_CRASHED, level=logging.ERROR, event_id=event.id, error=repr(error))
 
     async def _deliver(self, event: StoredEvent) -> None:
-        if is_expired(event, self._clock.now()):
+        if event.is_expired:
             await self._bury(event, DeadReason.EXPIRED, "it expired before it could be delivered")
             return
         try:

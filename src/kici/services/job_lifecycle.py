@@ -69,7 +69,8 @@ class JobLifecycle:
         message = await self._start_message(agent, job)
         if message is None:
             return
-        started = await self._store.start_job(job_id, agent.agent_id)
+        # For this claim only: the agent may have lost the job meanwhile, and been offered it anew.
+        started = await self._store.start_job(job_id, agent.agent_id, offer=job.offers)
         if started is None:
             self.drop(agent, job_id, "the job was taken back before you acknowledged it")
             return

@@ -30,6 +30,8 @@ from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 
 INTERVAL_SECONDS: Final = 5.0
+ALL_SECONDS: Final = 30.0
+"""Pause between looks at those whose agent came: it may be with another coordinator by now."""
 
 
 class Store(ProvisionStore, Protocol):
@@ -63,6 +65,7 @@ class ProvisionWatch:
         self._instance_id = instance_id
         self._retired = retired
         self._ticker = Ticker(INTERVAL_SECONDS)
+        self._looked_at_all = clock.monotonic()
 
     def nudge(self) -> None:
         """Something became of a provision."""
@@ -76,19 +79,24 @@ class ProvisionWatch:
             await self._ticker.next()
 
     async def tick(self) -> int:
-        """One look at all event spawns that boot.  How many are no longer waited for."""
-        booting = {
+        """One look at all event spawns that boot, now and then at all.  How many are no longer looked after here."""
+        looks_at_all = self._clock.monotonic() - self._looked_at_all >= ALL_SECONDS
+        if looks_at_all:
+            self._looked_at_all = self._clock.monotonic()
+        asked = {
             tracked.agent_id: tracked
             for tracked in self._spawns
-            if tracked.spawn.backend_type == EVENT and tracked.is_settled and tracked.is_booting
+            if tracked.spawn.backend_type == EVENT
+            and tracked.is_settled
+            and (tracked.is_booting or (looks_at_all and not tracked.is_ending))
         }
-        if not booting:
+        if not asked:
             return 0
         done = 0
-        for news in await self._store.provision_news(sorted(booting)):
-            tracked = booting[news.agent_id]
-            decided = what_to_do(news, self._instance_id)
-            if decided is None or self._spawns.get(news.agent_id) is not tracked or not tracked.is_booting:
+        for news in await self._store.provision_news(sorted(asked)):
+            tracked = asked[news.agent_id]
+            decided = what_to_do(news, self._instance_id, is_booting=tracked.is_booting)
+            if decided is None or self._spawns.get(news.agent_id) is not tracked or tracked.is_ending:
                 continue
             done += 1
             match decided:

@@ -1,6 +1,7 @@
 """Events and who gets them: `ports.event_store.EventStore`."""
 
 import json
+from dataclasses import replace
 from typing import Final
 
 from kici.domain.event import ERROR_CHARS_MAX, SCALE_DOWN, EventId, EventState, NewEvent, StoredEvent
@@ -28,7 +29,7 @@ class Events(Part):
     ) -> list[StoredEvent]:
         params: Params = {"instance_id": instance_id, "lease_ms": lease_ms, "limit": limit, "now": now}
         rows = await self._write(Query.CLAIM_EVENTS, params)
-        return sorted((event_from(row) for row in rows), key=lambda event: (event.due_at, event.seq))
+        return sorted((_claimed_from(row) for row in rows), key=lambda event: (event.due_at, event.seq))
 
     async def await_run(self, event_id: EventId, instance_id: InstanceId, run_id: RunId) -> bool:
         params: Params = {"event_id": event_id, "instance_id": instance_id, "run_id": run_id}
@@ -192,6 +193,10 @@ def event_from(row: Row) -> StoredEvent:
         dead_reason=row["dead_reason"],
         processed_at=row["processed_at"],
     )
+
+
+def _claimed_from(row: Row) -> StoredEvent:
+    return replace(event_from(row), is_expired=bool(row["is_expired"]))
 
 
 def _registration_from(row: Row) -> Registration:

@@ -72,8 +72,11 @@ class JobMoves(Part):
     async def claim_job(self, job_id: JobId, claim: Claim, *, now: Instant | None = None) -> Job | None:
         return first_job(await self._write(Query.CLAIM_JOB, {**claim_params(claim, now), "job_id": job_id}))
 
-    async def start_job(self, job_id: JobId, agent_id: AgentId, *, now: Instant | None = None) -> Job | None:
-        return first_job(await self._write(Query.START_JOB, {"job_id": job_id, "agent_id": agent_id, "now": now}))
+    async def start_job(
+        self, job_id: JobId, agent_id: AgentId, *, offer: int | None = None, now: Instant | None = None
+    ) -> Job | None:
+        params: Params = {"job_id": job_id, "agent_id": agent_id, "offer": offer, "now": now}
+        return first_job(await self._write(Query.START_JOB, params))
 
     async def offer_again(self, offer: Offer, *, ack_ms: int, now: Instant | None = None) -> Job | None:
         params: Params = {

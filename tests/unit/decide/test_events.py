@@ -12,7 +12,6 @@ from kici.decide.events import (
     after_failed_run,
     after_failure,
     emission_fault,
-    is_expired,
     retry_delay_ms,
     waits_for_run,
 )
@@ -77,12 +76,6 @@ def test_a_failed_run_answers_a_scale_up_and_is_repeated_for_a_scale_down() -> N
     assert after_failed_run(down, attempts_max=5, jitter=1) == Retry(delay_ms=5_000, run_failed=True)
     assert after_failed_run(replace(down, attempts=5), attempts_max=5, jitter=1) == Bury(reason=DeadReason.EXHAUSTED)
     assert [waits_for_run(name) for name in (SCALE_UP, SCALE_DOWN, "deployed")] == [True, True, False]
-
-
-def test_an_event_expires_at_its_moment() -> None:
-    assert not is_expired(EVENT, Instant(10**12))
-    assert not is_expired(replace(EVENT, expires_at=Instant(5)), Instant(4))
-    assert is_expired(replace(EVENT, expires_at=Instant(5)), Instant(5))
 
 
 @pytest.mark.spec("T5.4")

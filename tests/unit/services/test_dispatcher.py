@@ -9,7 +9,7 @@ from kici.domain.ids import DEFAULT_ORG, JobId, OrgId
 from kici.domain.job import Job, JobStatus
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_request, a_scaler, benched
-from kici.wire.messages import JobCancel, JobDispatch, JobStart
+from kici.wire.messages import CloseCode, JobCancel, JobDispatch, JobStart
 
 
 async def finishes(bench: Bench, agent: BenchAgent) -> JobId:
@@ -374,6 +374,24 @@ async def test_nothing_starts_before_running_is_committed(bench: Bench) -> None:
     await bench.passes()
     assert not agent.all(JobStart)
     gate.open()
+    await agent.hears(JobStart)
+    assert await bench.status(job) is JobStatus.RUNNING
+
+
+@benched(settings={knobs.DISPATCH_ACK_TIMEOUT_MS.name: 2000})
+async def test_an_acknowledgement_counts_for_the_offer_that_it_answers(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    job = await bench.submits("linux")
+    gate = bench.traps.hold("start_job", done=False)
+    agent.acks(await agent.is_offered())
+    await gate.reached()
+    assert await agent.is_closed() == CloseCode.ACK_TIMEOUT
+    await agent.registers()
+    assert await agent.is_offered() == job.id
+    gate.open()
+    await bench.passes()
+    assert await bench.status(job) is JobStatus.DISPATCHED
+    agent.acks(job.id)
     await agent.hears(JobStart)
     assert await bench.status(job) is JobStatus.RUNNING
 

@@ -136,6 +136,31 @@ async def test_another_coordinator_adopts_the_agent_and_ends_its_machine(bench: 
     assert await bench.store.provision_adopter(agent.agent_id) == "node-1"
 
 
+@clouded(nodes=2)
+async def test_who_still_tracks_a_machine_that_another_adopted_lets_go(bench: CloudBench) -> None:
+    job = await bench.submits()
+    agent = await bench.made(at=1)
+    assert await agent.starts() == job.id  # without a job it would leave soon
+    row = await bench.row(agent.agent_id)
+    assert row is not None
+    here = bench.nodes[0].coordinator
+    await bench.passes(7)
+    here.events.watch.adopted(row)  # as a start does that reads the row before the other adopts it
+    assert len(here.spawns) == 1
+    await bench.passes(40)
+    assert len(here.spawns) == 0
+    assert len(bench.nodes[1].coordinator.spawns) == 1
+    assert bench.cloud.told(SCALE_DOWN) == []
+
+
+@clouded()
+async def test_a_clock_that_is_ahead_expires_no_request(bench: CloudBench) -> None:
+    bench.clock.skew_ms += 3_600_000  # that of the store stays
+    await bench.submits()
+    await bench.machine()
+    assert await bench.dead_letters() == []
+
+
 @pytest.mark.spec("scaler 23.7.1")
 @clouded(a_cloud_scaler(max_agents=3), nodes=3)
 async def test_the_cap_holds_for_all_coordinators_together(bench: CloudBench) -> None:

@@ -180,6 +180,15 @@ async def erases_secrets_once_handled(store: Store) -> None:
     assert (await row_of(store, "up-1-0")).state is EventState.PROCESSED
 
 
+async def tells_at_the_claim_what_expired(store: Store) -> None:
+    await asked_for(store)
+    assert await store.emit_event(an_event(), now=after(1))
+    (early,) = await claim(store, now=200_000, limit=1)
+    assert (early.name, early.is_expired) == (SCALE_UP, False)
+    late = {event.name: event.is_expired for event in await claim(store, now=300_000)}
+    assert late == {SCALE_UP: True, an_event().name: False}
+
+
 @shows("H11")
 async def refuses_to_revive_what_expired_and_erases_it(store: Store) -> None:
     await asked_for(store)
@@ -275,6 +284,7 @@ CASES: Final[tuple[Case, ...]] = (
     gives_an_event_claimed_by_many_to_one,
     retries_and_gives_up,
     erases_secrets_once_handled,
+    tells_at_the_claim_what_expired,
     refuses_to_revive_what_expired_and_erases_it,
     waits_for_the_run_of_an_event,
     keeps_the_order_of_a_subject,

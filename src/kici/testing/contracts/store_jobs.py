@@ -249,6 +249,15 @@ async def starts_for_the_holder_only(store: Store) -> None:
     assert (running.status, running.started_at, running.ack_deadline) == (JobStatus.RUNNING, after(2), None)
 
 
+async def starts_by_the_claim_that_was_acknowledged(store: Store) -> None:
+    await queued(store, "a")
+    first = given(await store.claim_job(JobId("a"), a_claim(agent())))
+    await store.requeue_job(Offer(JobId("a"), agent()), reason="late", attempts_max=5)
+    second = given(await store.claim_job(JobId("a"), a_claim(agent())))
+    assert await store.start_job(JobId("a"), agent(), offer=first.offers) is None
+    assert given(await store.start_job(JobId("a"), agent(), offer=second.offers)).status is JobStatus.RUNNING
+
+
 async def answers_a_repeated_acknowledgement(store: Store) -> None:
     await queued(store, "a")
     running = await started(store, "a", now=1)
@@ -427,6 +436,7 @@ CASES: Final[tuple[Case, ...]] = (
     gives_one_job_to_one_of_many,
     offers_the_oldest_and_returns_ahead_of_younger,
     starts_for_the_holder_only,
+    starts_by_the_claim_that_was_acknowledged,
     answers_a_repeated_acknowledgement,
     forgets_an_acknowledgement_that_is_late,
     returns_only_what_was_offered_to_this_agent,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, assert_never
 
+from kici.domain.ids import AgentId
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.checkers import Checkers
 from kici.testing.sim.ledger import AgentTruth, Ledger
@@ -45,10 +46,18 @@ class SimAgent:
     """One process.  `on_exit(how)` is called when it ends by itself."""
 
     def __init__(
-        self, truth: AgentTruth, settings: AgentSettings, place: AgentPlace, *, on_exit: Callable[[str], None]
+        self,
+        truth: AgentTruth,
+        settings: AgentSettings,
+        place: AgentPlace,
+        *,
+        on_exit: Callable[[str], None],
+        wire_id: AgentId | None = None,
     ) -> None:
+        """`wire_id`: what the network knows it by, where several programs have one id."""
         self.truth = truth
         self.id = truth.agent_id
+        self._wire_id = wire_id or truth.agent_id
         self._place = place
         self._on_exit = on_exit
         self._half = AgentHalf(settings, jitter=lambda: place.entropy.uniform(0, 1))
@@ -82,7 +91,7 @@ class SimAgent:
             self.is_alive
             and self._frozen is None
             and self._half.phase is Phase.REGISTERED
-            and self._place.network.is_intact(self.id)
+            and self._place.network.is_intact(self._wire_id)
         )
 
     # --- what the world does to it
@@ -98,9 +107,9 @@ class SimAgent:
             self._place.trace.tell(f"agent process died: {how}", self.id)
             self._stop_living()
             if silently:
-                self._place.network.half_open(self.id)
+                self._place.network.half_open(self._wire_id)
             else:
-                self._place.network.cut(self.id)
+                self._place.network.cut(self._wire_id)
 
     def terminate(self) -> None:
         """TERM."""
@@ -142,13 +151,13 @@ class SimAgent:
     def _ping(self) -> None:
         if self.is_alive:
             self._loop.call_later(PING_SECONDS, self._ping)
-            if self._end is not None and self._place.network.is_intact(self.id):
+            if self._end is not None and self._place.network.is_intact(self._wire_id):
                 self._post(lambda: self._half.heard(self._loop.time()))
 
     async def _converse(self, url: str) -> None:
         """One connection, from the attempt to its end."""
         try:
-            end = await self._place.network.connect(url, self.id)
+            end = await self._place.network.connect(url, self._wire_id)
         except ConnectionError as error:
             self._lost(ABNORMAL, str(error))
             return

@@ -35,6 +35,10 @@ class Chaos:
             "freeze": self._freeze,
             "term": self._terminate,
             "lie": self._lie,
+            "pause": self._pause,
+            "partition": self._partition,
+            "cloud-cut": self._cloud_cut,
+            "cloud-death": self._cloud_death,
             "drain": self._drain,
             "drain-agent": self._drain_agent,
             "revoke": self._revoke,
@@ -136,6 +140,37 @@ class Chaos:
             self._world.trace.count("agent told to end")
             agent.truth.doomed = "somebody sent TERM"
             agent.terminate()
+
+    async def _pause(self) -> None:
+        """A coordinator stands still, now and then for longer than its term."""
+        long = self._entropy.chance(0.3)
+        await self._site().coordinator.freeze(self._entropy.uniform(*((10, 100) if long else (1, 10))))
+
+    async def _partition(self) -> None:
+        """No agent reaches a coordinator, which reaches its store."""
+        coordinator, network = self._site().coordinator, self._world.network
+        self._world.trace.tell(f"{coordinator.name}: no agent reaches it", WORLD)
+        self._world.trace.count("partition")
+        network.darken(coordinator.url, loses=True)
+        try:
+            await asyncio.sleep(self._entropy.uniform(1, 80))
+        finally:
+            network.lighten(coordinator.url)
+
+    async def _cloud_cut(self) -> None:
+        site, cloud = self._site(), self._world.cloud
+        self._world.trace.tell(f"{site.name}: it cannot reach the cloud", WORLD)
+        self._world.trace.count("cloud cut off")
+        cloud.cut_off.add(site.name)
+        try:
+            await asyncio.sleep(self._entropy.uniform(1, 80))
+        finally:
+            cloud.cut_off.discard(site.name)
+
+    async def _cloud_death(self) -> None:
+        machines = self._world.cloud.machines
+        if machines:
+            self._world.cloud.takes_away(self._entropy.choice(list(machines)))
 
     async def _lie(self) -> None:
         """An agent tells of a job that another has: it is mad, or somebody else's program with its token."""

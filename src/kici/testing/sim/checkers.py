@@ -7,7 +7,7 @@ the program's own functions would share their mistakes.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, assert_never
+from typing import Final
 
 from kici.decide.admit import Book
 from kici.domain.ids import AgentId, JobId, ScalerName
@@ -15,6 +15,7 @@ from kici.domain.job import JOB_MOVES, RUN_MOVES, STARTED, TERMINAL, Demand, Job
 from kici.domain.resources import Ask, Shape, parse_memory
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
 from kici.ports.backend import SpawnOrder
+from kici.testing.sim.cloud_rules import CLOUD, CloudRules
 from kici.testing.sim.ledger import (
     SELF_LABELS,
     AgentTruth,
@@ -53,6 +54,7 @@ class Checkers:
         self._deferred: dict[tuple[str, str], tuple[int, float, frozenset[AgentId]]] = {}
         self.may_lose: Callable[[AgentTruth], str | None] = lambda agent: None
         """Why the program may give this agent up now; None: it may not."""
+        self.cloud = CloudRules(ledger, trace, may_lose=lambda agent: self.may_lose(agent))
 
     # ------------------------------------------------------------------ the store
 
@@ -72,7 +74,7 @@ class Checkers:
                 case SessionChange():
                     self._session(change)
                 case _:
-                    assert_never(change)
+                    self.cloud.committed(change)
 
     def _job(self, change: JobChange) -> None:
         who = (change.job_id, *(agent for agent in (change.agent_after or change.agent_before,) if agent))
@@ -216,10 +218,14 @@ class Checkers:
             self._check(
                 change.agent_id not in self._ledger.machines, "a spawn row was deleted while its compute lives", *who
             )
+            if change.scaler == CLOUD:
+                self.cloud.spawn(change)
             return
         self._ledger.spawns[change.agent_id] = SpawnTruth(change.after, change.job_id, change.scaler)
         if change.after is SpawnState.REGISTERED and change.agent_id in self._ledger.machines:
             self._deferred.pop((self._ledger.machines[change.agent_id].host, change.scaler), None)
+        if change.scaler == CLOUD:
+            self.cloud.spawn(change)
         if change.after is not SpawnState.ENDING and change.job_id is not None:
             serving = [
                 agent_id
@@ -307,6 +313,7 @@ class Checkers:
                 self._trace.tell("acknowledges", agent.agent_id, job_id)
                 self._ledger.jobs[JobId(job_id)].acked_by.add(agent.agent_id)
             case AgentRegister(in_flight_jobs=jobs):
+                self._ledger.agents[agent.agent_id] = agent
                 for ref in jobs:  # what it lists it has, as if it had acknowledged it just now
                     self._ledger.jobs[JobId(ref.job_id)].acked_by.add(agent.agent_id)
             case JobReject(job_id=job_id, reason=reason):

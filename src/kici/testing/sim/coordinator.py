@@ -24,6 +24,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.store import Store
 from kici.testing.fake_ledger import FakeLedger, PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.cloud import CloudView, SimCloud
 from kici.testing.sim.fleet import HOST, SimFleetBuilder
 from kici.testing.sim.hints import Hints
 from kici.testing.sim.hosts import HostView, SimHost
@@ -58,6 +59,9 @@ class Machine:
     network: Network
     clock: SimClock
     files: "Files"
+    cloud: SimCloud
+    addresses: tuple[str, ...]
+    """Where agents reach all coordinators; empty: they know only of this one."""
     hints: Hints
 
 
@@ -120,6 +124,24 @@ class SimCoordinator:
             self._machine.network.cut_off(self.url)
             self._task.cancel()
 
+    async def freeze(self, seconds: float) -> None:
+        """As SIGSTOP and SIGCONT: it does nothing for a while, and does not know."""
+        life, network = self._life, self._machine.network
+        if not life.is_alive or life.frozen_seconds > 0:
+            return
+        self._machine.trace.tell(f"{life.name} stands still for {seconds:.1f} s", WORLD)
+        self._machine.trace.count("coordinator frozen")
+        life.freeze(seconds)
+        network.darken(self.url, loses=False)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            network.lighten(self.url)
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._life.frozen_seconds > 0
+
     def stop(self, *, keep_agents: bool, down_seconds: float) -> None:
         """As TERM, or USR2."""
         if self.is_up and self._stopping is not None:
@@ -181,7 +203,7 @@ class SimCoordinator:
     def _pools(self) -> "MortalLedger | None":
         pooled = self._machine.host.pooled
         if pooled is not None:
-            self._ledger = MortalLedger(pooled, InstanceId(self.name), self._machine.weather)
+            self._ledger = MortalLedger(pooled, InstanceId(self.name), self._machine.weather, self._life)
         return self._ledger
 
     async def _listen(self, program: Coordinator, stopping: asyncio.Event) -> None:
@@ -217,6 +239,7 @@ class SimCoordinator:
             entropy=entropy.fork("spawns"),
             on_exit=ended,
         )
+        builder.program = lambda: program
         config = machine.files.config
         program = Coordinator(
             Given(
@@ -237,8 +260,9 @@ class SimCoordinator:
                 fleet=builder.fleet(config),
                 configuration=Configuration(config=config, read=self._read, builder=builder, host=HOST),
                 ledger=self._pools(),
+                webhooks=CloudView(machine.cloud, life, site=self.name),
                 configured=machine.plan.settings,
-                addresses=(self.url,),
+                addresses=machine.addresses or (self.url,),
             )
         )
         return program
@@ -253,7 +277,7 @@ class SimCoordinator:
 
     async def _serve(self, end: SimEnd) -> None:
         """One connection, as the gateway serves it."""
-        program = self.program
+        program, life = self.program, self._life
         if program is None:
             return
         session = program.sessions.connected(end)
@@ -261,6 +285,7 @@ class SimCoordinator:
         try:
             while True:
                 frame = await end.receive()
+                await life.unfrozen()
                 try:
                     await session.received(frame)
                 except Exception as error:  # noqa: BLE001 - as the gateway does
@@ -277,11 +302,13 @@ class SimCoordinator:
 class MortalLedger(FakeLedger):
     """Of one run of a coordinator: it may fail, before or after the deed."""
 
-    def __init__(self, host: PooledHost, instance_id: InstanceId, weather: Weather) -> None:
+    def __init__(self, host: PooledHost, instance_id: InstanceId, weather: Weather, life: Life) -> None:
         super().__init__(host, instance_id)
+        self._life = life
         self._weather = weather
 
     async def _step(self, pool: str, step: Callable[[Pools], Outcome]) -> Outcome:
+        await self._life.unfrozen()
         fails, is_done = self._weather.happens("ledger-fails"), self._weather.entropy.chance(0.5)
         if fails and not is_done:
             raise Retryable("the ledger could not be read")

@@ -4,6 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from kici.apps.assembly import Coordinator
+from kici.apps.provisioning import Provisioning
+from kici.backends.event.backend import EventBackend
+from kici.backends.event.factory import event_settings
 from kici.config.model import (
     BackendType,
     Cap,
@@ -27,12 +31,15 @@ from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 from kici.testing.fake_backend import FakeBackend, SpawnScript, _Tracked, refuses
 from kici.testing.seeded_entropy import SeededEntropy
+from kici.testing.sim.cloud_rules import CLOUD
 from kici.testing.sim.hosts import HostView
+from kici.testing.sim.network import ANYBODY
 from kici.testing.sim.plan import LARGEST_CPUS, Plan
 
 HOST: Final = Host("linux", "x86_64")
 GIB: Final = 1024**3
 REUSED_JOBS: Final = 3
+CLOUD_REF: Final = "acme/cloud"
 POOL: Final = "box"
 POOLED: Final = ("plain", "quick")
 """Scalers whose agents are billed to the machine pool, if there is one."""
@@ -41,6 +48,8 @@ POOLED: Final = ("plain", "quick")
 def scalers(plan: Plan) -> ScalersConfig:
     """A plain scaler with caps, one behind a gate, one that reuses agents, one for a warm pool, and a small one."""
     config = _scalers(plan)
+    if plan.cloud_agents:
+        config = replace(config, scalers=(*config.scalers, _cloud(plan)))
     return _pooled(config, plan.pool_cpus) if plan.pool_cpus else config
 
 
@@ -53,6 +62,17 @@ def _pooled(config: ScalersConfig, cpus: float) -> ScalersConfig:
         for entry in config.scalers
     )
     return replace(config, machine_pools=(MachinePool(name=POOL, cap=Cap(max_cpu=cpus)),), scalers=entries)
+
+
+def _cloud(plan: Plan) -> ScalerEntry:
+    """One that asks a provider for machines."""
+    return ScalerEntry(
+        name=ScalerName(CLOUD),
+        type=BackendType.EVENT,
+        max_agents=plan.cloud_agents,
+        label_sets=(LabelSet(labels=("linux", "cloud")),),
+        provisioning_targets=(CLOUD_REF,),
+    )
 
 
 def _scalers(plan: Plan) -> ScalersConfig:
@@ -146,8 +166,17 @@ class SimFleetBuilder:
     """Makes scalers at work on one host, for one run of a coordinator."""
 
     def __init__(
-        self, plan: Plan, *, view: HostView, clock: Clock, url: str, entropy: SeededEntropy, on_exit: OnExit
+        self,
+        plan: Plan,
+        *,
+        view: HostView,
+        clock: Clock,
+        url: str,
+        entropy: SeededEntropy,
+        on_exit: OnExit,
     ) -> None:
+        self.program: Callable[[], Coordinator]
+        """Whose backends they are; set before the first of them is used."""
         self._view = view
         self._clock = clock
         self._url = url
@@ -164,8 +193,28 @@ class SimFleetBuilder:
         )
 
     def build(self, entry: ScalerEntry) -> ScalerRuntime:
+        if entry.type is BackendType.EVENT:
+            return self._build_event(entry)
         backend = SimBackend(entry, self._view, clock=self._clock, on_exit=self._on_exit, scripts=self._scripts)
         runtime = ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url=self._url)
+        self.apply(runtime, entry)
+        return runtime
+
+    def _build_event(self, entry: ScalerEntry) -> ScalerRuntime:
+        find = Provisioning(
+            find_events=lambda: self.program().events.emitter,
+            find_claims=lambda: self.program().claims,
+            entropy=self._entropy,
+        )
+        backend = EventBackend(
+            settings=event_settings(entry),
+            events=find.events(),
+            claims=find.claims(),
+            clock=self._clock,
+            entropy=self._entropy,
+        )
+        url = ANYBODY if self._plan.is_balanced else self._url
+        runtime = ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url=url)
         self.apply(runtime, entry)
         return runtime
 
@@ -174,8 +223,12 @@ class SimFleetBuilder:
             raise Misconfigured(f"scaler {entry.name}: this host cannot serve it")
 
     def apply(self, runtime: ScalerRuntime, entry: ScalerEntry) -> None:
-        assert isinstance(runtime.backend, SimBackend), runtime.backend
-        runtime.backend.take(entry)
+        if isinstance(runtime.backend, EventBackend):
+            runtime.backend.settings = event_settings(entry)
+        else:
+            assert isinstance(runtime.backend, SimBackend), runtime.backend
+            runtime.backend.take(entry)
+        runtime.provisioning_targets = entry.provisioning_targets
         runtime.caps = scaler_caps(entry)
         runtime.widen(entry.max_concurrent_spawns)
         runtime.machine_pool = entry.machine_pool
@@ -185,7 +238,13 @@ class SimFleetBuilder:
     def build_retired(self, row: Spawn) -> ScalerRuntime | None:
         sets = (LabelSet(labels=row.label_set),)
         return self.build(
-            ScalerEntry(name=row.scaler, type=BackendType(row.backend_type), max_agents=1, label_sets=sets)
+            ScalerEntry(
+                name=row.scaler,
+                type=BackendType(row.backend_type),
+                max_agents=1,
+                label_sets=sets,
+                provisioning_targets=row.provisioning_targets,
+            )
         )
 
 

@@ -56,7 +56,7 @@ class HintsOfOne:
         self._listeners.setdefault(topic, []).append(listener)
 
     def hears(self, topic: Topic) -> None:
-        if self.is_alive:
+        if self.is_alive and self._life.frozen_seconds <= 0:
             for listener in self._listeners.get(topic, ()):
                 listener()
 

@@ -181,7 +181,12 @@ class HostView(FakeMachines):
 
     def tell(self, watcher: Callable[[str], None], how: str) -> None:
         """The program hears that a machine ended."""
-        if self._life.is_alive and self._host.view is self:
+        if not self._life.is_alive or self._host.view is not self:
+            return
+        if self._life.frozen_seconds > 0:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._life.frozen_seconds, self.tell, watcher, how, context=self.context)
+        else:
             watcher(how)
 
     def _die_here(self) -> None:

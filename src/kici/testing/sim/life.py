@@ -18,6 +18,7 @@ class Life:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_alive = True
+        self._frozen_until = 0.0
         self._sleepers: dict[asyncio.Future[None], None] = {}
 
     def check(self) -> None:
@@ -30,7 +31,27 @@ class Life:
         for sleeper in list(self._sleepers):
             sleeper.cancel()
 
+    def freeze(self, seconds: float) -> None:
+        """As SIGSTOP: whoever sleeps in it does not wake before; time goes on."""
+        self._frozen_until = asyncio.get_running_loop().time() + seconds
+
+    @property
+    def frozen_seconds(self) -> float:
+        """For how much longer it stands still."""
+        return self._frozen_until - asyncio.get_running_loop().time() if self._frozen_until else 0.0
+
+    async def unfrozen(self) -> None:
+        """Return when it does not stand still."""
+        while (seconds := self.frozen_seconds) > 0:
+            await self._nap(seconds)
+        self.check()
+
     async def sleep(self, seconds: float) -> None:
+        await self._nap(seconds)
+        if self._frozen_until:
+            await self.unfrozen()
+
+    async def _nap(self, seconds: float) -> None:
         self.check()
         loop = asyncio.get_running_loop()
         sleeper: asyncio.Future[None] = loop.create_future()

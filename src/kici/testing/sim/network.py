@@ -8,6 +8,8 @@ from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.trace import WORLD, Trace
 from kici.testing.sim_link import SimEnd, SimWire
 
+ANYBODY: Final = "ws://anybody/ws"
+"""A load balancer before all coordinators."""
 CONNECT_SECONDS_MAX: Final = 10.0
 """After which an agent gives up an attempt that nobody answers."""
 
@@ -27,11 +29,15 @@ class Network:
         self.listeners: dict[str, Listener] = {}
         self.is_black_hole = False
         """Nothing connects, and nobody is told."""
+        self.dark: dict[str, int] = {}
+        """Where nothing arrives: who listens there is cut off or stands still.  How many reasons there are for it."""
 
     async def connect(self, url: str, agent_id: AgentId) -> SimEnd:
         """Raises `ConnectionError` as the agent's real connection does."""
         await asyncio.sleep(self._entropy.uniform(*self._delay_seconds))
-        if self.is_black_hole:
+        if url == ANYBODY:
+            url = self._entropy.choice(sorted(self.listeners) or [url])
+        if self.is_black_hole or url in self.dark:
             await asyncio.sleep(CONNECT_SECONDS_MAX)
             raise ConnectionError(f"cannot connect to {url}: timed out")
         listener = self.listeners.get(url)
@@ -47,8 +53,8 @@ class Network:
         known = self._wires.get(agent_id)
         if known is None:
             return False
-        wire = known[1]
-        return not wire.is_deaf and not wire.a.is_closed and not wire.b.is_closed
+        url, wire = known
+        return url not in self.dark and not wire.is_deaf and not wire.a.is_closed and not wire.b.is_closed
 
     def connected(self) -> list[AgentId]:
         return [agent_id for agent_id in self._wires if self.is_intact(agent_id)]
@@ -66,6 +72,19 @@ class Network:
         if known is not None:
             self._trace.tell(f"half open (to agent {to_agent}, to coordinator {to_coordinator})", agent_id)
             known[1].half_open(to_a=to_agent, to_b=to_coordinator)
+
+    def darken(self, url: str, *, loses: bool) -> None:
+        """From now on nothing arrives there and nobody is told; `loses`: what is under way is lost, not late."""
+        self.dark[url] = self.dark.get(url, 0) + 1
+        if loses:
+            for agent_id, (there, _) in self._wires.items():
+                if there == url:
+                    self.half_open(agent_id)
+
+    def lighten(self, url: str) -> None:
+        self.dark[url] -= 1
+        if not self.dark[url]:
+            del self.dark[url]
 
     def cut_off(self, url: str) -> None:
         """The program that listened there is dead: the kernel resets its connections."""

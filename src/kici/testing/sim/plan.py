@@ -60,11 +60,39 @@ ODDS: Final[Mapping[str, tuple[float, float]]] = {
 """What may happen whenever there is an occasion, and the range of its probability."""
 LATER_EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
     "lie": (1, 20),
+    "pause": (10, 60),
+    "partition": (15, 60),
 }
 """As `EVERY_SECONDS`, drawn by themselves: seeds that do not know them do what they did before there were any."""
 LATER_ODDS: Final[Mapping[str, tuple[float, float]]] = {
     "ledger-fails": (0.01, 0.1),
 }
+CLOUD_EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
+    "pause": (8, 60),
+    "partition": (10, 60),
+    "cloud-cut": (10, 60),
+    "cloud-death": (5, 40),
+}
+"""Of seeds with a cloud."""
+CLOUD_ODDS: Final[Mapping[str, tuple[float, float]]] = {
+    "cloud-slow": (0.05, 0.6),
+    "cloud-loses": (0.02, 0.3),
+    "cloud-refuses": (0.02, 0.3),
+    "cloud-lies": (0.02, 0.3),
+    "cloud-duplicates": (0.05, 0.5),
+    "cloud-never-boots": (0.02, 0.3),
+    "cloud-boots-twice": (0.05, 0.5),
+    "cloud-kills": (0.02, 0.3),
+}
+CLOUD_SETTLE_SECONDS: Final = 2400.0
+"""The grace of the reaper twice over, after the time for which an agent may be away."""
+CLOUD_SETTINGS: Final[Mapping[str, int]] = {
+    knobs.SCALER_REAP_INTERVAL_MS.name: 10_000,
+    knobs.SCALER_REAP_STRANDED_TIMEOUT_MS.name: 240_000,
+    knobs.SCALER_REAP_REATTEMPT_INTERVAL_MS.name: 60_000,
+}
+CLOUD_SEEDS: Final = 0.25
+CLOUD_FAULT_SEEDS: Final = 0.4
 POOLED_SEEDS: Final = 0.3
 LATER_SEEDS: Final = 0.2
 """How many of the seeds with several kinds of faults know each of them."""
@@ -85,6 +113,12 @@ class Plan:
     static_agents: int = 4
     warm_agents: int = 0
     """Size of the warm pool; 0: there is none."""
+    cloud_agents: int = 0
+    """How many machines the cloud makes at most; 0: there is no cloud."""
+    is_balanced: bool = False
+    """Machines of the cloud reach any coordinator, as behind a load balancer."""
+    skew_ms_max: int = 0
+    """How far the clocks of several coordinators may differ from that of their store."""
     agents_max: int = 20
     """Of all scalers together."""
     pool_cpus: float = 0.0
@@ -131,7 +165,8 @@ def draw(seed: int) -> Plan:
         },
         settings=_settings(entropy),
     )
-    return replace(plan, pool_cpus=_pool_cpus(plan, later))
+    plan = replace(plan, pool_cpus=_pool_cpus(plan, later))
+    return _with_cloud(plan, later.fork("cloud"), is_calm=len(kinds) < 2)
 
 
 def _kinds(entropy: SeededEntropy) -> frozenset[str]:
@@ -148,6 +183,27 @@ def _kinds(entropy: SeededEntropy) -> frozenset[str]:
 def _later(spans: Mapping[str, tuple[float, float]], entropy: SeededEntropy, kinds: frozenset[str]) -> dict[str, float]:
     drawn = {kind: (entropy.chance(LATER_SEEDS), entropy.uniform(*span)) for kind, span in spans.items()}
     return {kind: value for kind, (is_known, value) in drawn.items() if is_known and len(kinds) > 1}
+
+
+def _with_cloud(plan: Plan, entropy: SeededEntropy, *, is_calm: bool) -> Plan:
+    """The same in a cluster with a cloud, for some seeds."""
+    if not entropy.chance(CLOUD_SEEDS):
+        return plan
+    share = 0.0 if is_calm else CLOUD_FAULT_SEEDS
+    every = {kind: entropy.uniform(*span) for kind, span in CLOUD_EVERY_SECONDS.items() if entropy.chance(share)}
+    odds = {kind: entropy.uniform(*span) for kind, span in CLOUD_ODDS.items() if entropy.chance(share)}
+    return replace(
+        plan,
+        coordinators=entropy.choice([1, 2, 2, 3]),
+        jobs=min(plan.jobs, 40),
+        cloud_agents=round(entropy.uniform(2, 6)),
+        is_balanced=entropy.chance(0.5),
+        skew_ms_max=entropy.choice([0, 3000, 600_000]),
+        settle_seconds=CLOUD_SETTLE_SECONDS,
+        every={**plan.every, **every},
+        odds={**plan.odds, **odds},
+        settings={**plan.settings, **CLOUD_SETTINGS},
+    )
 
 
 def _pool_cpus(plan: Plan, entropy: SeededEntropy) -> float:

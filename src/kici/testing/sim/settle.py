@@ -98,6 +98,8 @@ class Settlement:
             ("rows of the machine pool", self._pool_rows(), frozenset(self._pooled(machines))),
             ("reservations in memory", chain(*(program.book.reservations for program in programs)), kept),
             ("spawns in memory", (one.agent_id for program in programs for one in program.spawns), kept),
+            ("machines of the cloud", world.cloud.machines, frozenset()),
+            ("events on their way", world.checkers.cloud.on_their_way, frozenset()),
             ("agent processes", chain(*(site.host.agents for site in world.sites)), kept),
             ("registered agents", (one.agent_id for program in programs for one in program.registry), registered),
             ("sessions", ledger.sessions, registered),

@@ -8,6 +8,7 @@ from kici.ports.store import Store
 from kici.testing.fake_ledger import PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace
+from kici.testing.sim.cloud import SimCloud
 from kici.testing.sim.coordinator import Files, Machine, SimCoordinator
 from kici.testing.sim.hints import Hints
 from kici.testing.sim.hosts import SimHost
@@ -27,6 +28,8 @@ class Common:
     place: AgentPlace
     files: Files
     hints: Hints
+    cloud: SimCloud
+    addresses: tuple[str, ...]
     pooled: PooledHost | None
     """The machine that all coordinators are on, if they share machine pools."""
 
@@ -55,13 +58,15 @@ class Site:
             clock=clock,
             files=common.files,
             hints=common.hints,
+            cloud=common.cloud,
+            addresses=common.addresses,
         )
         return cls(name=name, clock=clock, weather=weather, host=host, coordinator=SimCoordinator(name, machine))
 
     @property
     def is_well(self) -> bool:
         """Whether agents could come to it."""
-        return self.coordinator.is_up and not self.weather.is_down
+        return self.coordinator.is_up and not self.weather.is_down and not self.coordinator.is_frozen
 
     def doom(self, why: str) -> None:
         """Somebody ends everything that its scalers made."""

@@ -66,3 +66,27 @@ END;
 CREATE TEMP TRIGGER watch_session_deleted AFTER DELETE ON main.agent_sessions BEGIN
     SELECT watch_session(OLD.agent_id, OLD.connection_id, NULL);
 END;
+
+CREATE TEMP TRIGGER watch_event_added AFTER INSERT ON main.kici_events BEGIN
+    SELECT watch_event(NEW.id, NEW.name, NEW.subject, NEW.target, NULL, NEW.state, NEW.dead_reason);
+END;
+
+CREATE TEMP TRIGGER watch_event_moved AFTER UPDATE ON main.kici_events WHEN OLD.state <> NEW.state BEGIN
+    SELECT watch_event(NEW.id, NEW.name, NEW.subject, NEW.target, OLD.state, NEW.state, NEW.dead_reason);
+END;
+
+CREATE TEMP TRIGGER watch_token_added AFTER INSERT ON main.agent_tokens BEGIN
+    SELECT watch_token(NEW.agent_id);
+END;
+
+CREATE TEMP TRIGGER watch_failure_added AFTER INSERT ON main.scaler_counted_failures BEGIN
+    SELECT watch_failure(NEW.scaler_name, NEW.agent_id);
+END;
+
+CREATE TEMP TRIGGER watch_lease_added AFTER INSERT ON main.leases BEGIN
+    SELECT watch_lease(NULL, NULL, NEW.holder, NEW.token);
+END;
+
+CREATE TEMP TRIGGER watch_lease_moved AFTER UPDATE ON main.leases BEGIN
+    SELECT watch_lease(OLD.holder, OLD.token, NEW.holder, NEW.token);
+END;

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kici.domain.event import EventState
 from kici.domain.ids import AgentId, JobId, RunId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.spawn import SpawnState
@@ -72,7 +73,44 @@ class SessionChange(NamedTuple):
     after: str | None
 
 
-Change = JobChange | RunChange | SpawnChange | ReservationChange | LogChange | SessionChange
+class EventChange(NamedTuple):
+    id: str
+    name: str
+    subject: str | None
+    target: str
+    before: EventState | None
+    after: EventState
+    reason: str | None
+
+
+class TokenMade(NamedTuple):
+    agent_id: AgentId | None
+
+
+class FailureCounted(NamedTuple):
+    scaler: str
+    agent_id: AgentId
+
+
+class LeaseChange(NamedTuple):
+    holder_before: str | None
+    token_before: int | None
+    holder: str
+    token: int
+
+
+Change = (
+    JobChange
+    | RunChange
+    | SpawnChange
+    | ReservationChange
+    | LogChange
+    | SessionChange
+    | EventChange
+    | TokenMade
+    | FailureCounted
+    | LeaseChange
+)
 
 
 class WatchedCore(Core):
@@ -121,18 +159,23 @@ class WatchedCore(Core):
         def reservation(agent_id: Any, is_held: Any) -> None:
             self._changes.append(ReservationChange(agent_id, bool(is_held)))
 
-        def log(*row: Any) -> None:
-            self._changes.append(LogChange(*row))
+        def event(*row: Any) -> None:
+            before = row[4] and EventState(row[4])
+            self._changes.append(EventChange(row[0], row[1], row[2], row[3], before, EventState(row[5]), row[6]))
 
-        def session(*row: Any) -> None:
-            self._changes.append(SessionChange(*row))
+        def plain(kind: Callable[..., Change]) -> Callable[..., None]:
+            return lambda *row: self._changes.append(kind(*row))
 
+        connection.create_function("watch_event", 7, event)
+        connection.create_function("watch_token", 1, plain(TokenMade))
+        connection.create_function("watch_failure", 2, plain(FailureCounted))
+        connection.create_function("watch_lease", 4, plain(LeaseChange))
         connection.create_function("watch_job", 12, job)
         connection.create_function("watch_run", 3, run)
         connection.create_function("watch_spawn", 6, spawn)
         connection.create_function("watch_reservation", 2, reservation)
-        connection.create_function("watch_log", 4, log)
-        connection.create_function("watch_session", 3, session)
+        connection.create_function("watch_log", 4, plain(LogChange))
+        connection.create_function("watch_session", 3, plain(SessionChange))
 
 
 def watched_store(core: WatchedCore) -> Store:

@@ -27,6 +27,7 @@ ASKED_SECONDS_MAX: Final = 30.0
 """How long a client waits for an answer."""
 WISH: Final = "a person wished it"
 SECRET: Final = "deploy:token"
+CLOUD_SECRET: Final = "hooks:cloud"
 NO_SECRET: Final = "deploy:missing"
 
 
@@ -67,6 +68,13 @@ KINDS: Final = (
 )
 
 
+CLOUD_KINDS: Final = (
+    Kind(14, ("cloud",)),
+    Kind(4, ("linux", "cloud"), queue_seconds=150),
+)
+"""Where there is a cloud."""
+
+
 class Workload:
     """`reach()` is where the next request goes."""
 
@@ -78,6 +86,7 @@ class Workload:
         self._trace = trace
         self._ledger = ledger
         self._reach = reach
+        self._kinds = (*KINDS, *CLOUD_KINDS) if plan.cloud_agents else KINDS
         self._runs = 0
         self._jobs = 0
 
@@ -145,8 +154,8 @@ class Workload:
         )
 
     def _kind(self) -> Kind:
-        at = self._entropy.uniform(0, sum(kind.weight for kind in KINDS))
-        for kind in KINDS:
+        at = self._entropy.uniform(0, sum(kind.weight for kind in self._kinds))
+        for kind in self._kinds:
             at -= kind.weight
             if at <= 0:
                 return kind

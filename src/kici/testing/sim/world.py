@@ -23,8 +23,9 @@ from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace, SimAgent
 from kici.testing.sim.chaos import Chaos
 from kici.testing.sim.checkers import Checkers
+from kici.testing.sim.cloud import SimCloud, registration
 from kici.testing.sim.coordinator import Files, SimCoordinator
-from kici.testing.sim.fleet import POOLED, scalers, with_pool
+from kici.testing.sim.fleet import CLOUD_REF, POOLED, scalers, with_pool
 from kici.testing.sim.hints import Hints
 from kici.testing.sim.ledger import Caps, Ledger
 from kici.testing.sim.network import Network
@@ -35,7 +36,7 @@ from kici.testing.sim.statics import StaticAgents
 from kici.testing.sim.trace import WORLD, LogTap, Trace
 from kici.testing.sim.watched import Change, WatchedCore, watched_store
 from kici.testing.sim.wellness import LOOK_SECONDS, Wellness
-from kici.testing.sim.workload import SECRET, Workload
+from kici.testing.sim.workload import CLIENT, CLOUD_SECRET, SECRET, Workload
 from kici.testing.sim_clock import SimClock
 
 
@@ -70,6 +71,7 @@ class World:
         self.pooled = PooledHost() if plan.pool_cpus else None
         self.ledger.pooled = frozenset(POOLED if plan.pool_cpus else ())
         self.files = Files(self._first_config)
+        self.cloud = SimCloud(plan, entropy.fork("cloud"), place, self.checkers.cloud)
         self._note_config()
         self._skew_ms_max = 0
         self.sites = self._make_sites(place, entropy)
@@ -77,7 +79,7 @@ class World:
         self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.reach)
 
     def _make_sites(self, place: AgentPlace, entropy: SeededEntropy) -> list[Site]:
-        """A single coordinator has an embedded store, which shares its clock; several have one server."""
+        names = [f"coordinator-{letter}" for letter in ascii_lowercase[: self.plan.coordinators]]
         common = Common(
             plan=self.plan,
             trace=self.trace,
@@ -86,13 +88,18 @@ class World:
             files=self.files,
             hints=Hints(self.plan, entropy.fork("hints")),
             pooled=self.pooled,
+            cloud=self.cloud,
+            addresses=tuple(f"ws://{name}/ws" for name in names) if self.plan.cloud_agents else (),
         )
-        names = [f"coordinator-{letter}" for letter in ascii_lowercase[: self.plan.coordinators]]
-        is_single = len(names) == 1
-        return [
-            Site.make(name, common, clock=self._store_clock if is_single else SimClock(), entropy=entropy.fork(name))
-            for name in names
-        ]
+        return [Site.make(name, common, clock=self._clock_of(name), entropy=entropy.fork(name)) for name in names]
+
+    def _clock_of(self, name: str) -> SimClock:
+        """A single coordinator has an embedded store, which shares its clock."""
+        if self.plan.coordinators == 1:
+            return self._store_clock
+        most = self.plan.skew_ms_max
+        skew_ms = round(SeededEntropy(f"{self.plan.seed}/{name}").uniform(-most, most)) if most else 0
+        return SimClock(skew_ms=skew_ms)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -104,7 +111,7 @@ class World:
     def agents(self) -> list[SimAgent]:
         """All that live, wherever they are."""
         made = chain(*(site.host.agents.values() for site in self.sites))
-        return [*self.statics.alive(), *(agent for agent in made if agent.is_alive)]
+        return [*self.statics.alive(), *(agent for agent in made if agent.is_alive), *self.cloud.agents()]
 
     def jump(self, site: Site, ms: int) -> None:
         """Wall time jumps.  What waits for a moment that was set before waits so much longer."""
@@ -188,12 +195,20 @@ class World:
             ]
             eternal.append(group.create_task(self._watch(), name="watch"))
             await self.patiently(lambda it: it.secrets.put(DEFAULT_ORG, parse_secret_ref(SECRET), "hush"))
+            if self.plan.cloud_agents:
+                await self._subscribe()
             for number in range(self.plan.static_agents):
                 await self.statics.add(number)
             await self._chaos()
             await self._settle()
             for task in eternal:
                 task.cancel()
+
+    async def _subscribe(self) -> None:
+        """The cloud hears of scale events."""
+        await self.patiently(lambda it: it.secrets.put(DEFAULT_ORG, parse_secret_ref(CLOUD_SECRET), "whsec_aHVzaA=="))
+        document = registration("http://cloud/", CLOUD_REF, CLOUD_SECRET)
+        await self.patiently(lambda it: it.events.workflows.apply(document, CLIENT))
 
     async def _chaos(self) -> None:
         loop = asyncio.get_running_loop()
@@ -205,6 +220,7 @@ class World:
 
     async def _settle(self) -> None:
         self.trace.tell("faults have stopped", WORLD)
+        self.cloud.is_kind = True
         for site in self.sites:
             site.become_fair()
         settlement = Settlement(self)
@@ -221,10 +237,21 @@ class World:
             await asyncio.sleep(LOOK_SECONDS)
             self._wellness.look(self.agents(), is_well=any(site.is_well for site in self.sites))
             self._check_memory()
+            self._check_leaders()
 
     def _committed(self, changes: list[Change]) -> None:
         self.checkers.committed(changes)
+        self._check_leaders()
         self._check_memory()
+
+    def _check_leaders(self) -> None:
+        """At most one coordinator takes itself for the leader, whether it stands still or not."""
+        leaders = [
+            site.name
+            for site in self.sites
+            if site.coordinator.program is not None and site.coordinator.program.elector.is_leader
+        ]
+        self.trace.check(len(leaders) <= 1, f"{leaders} take themselves for the leader", WORLD)
 
     def _check_memory(self) -> None:
         for site in self.sites:

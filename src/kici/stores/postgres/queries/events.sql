@@ -44,7 +44,7 @@ WHERE seq = ANY (ARRAY(
     LIMIT :limit
     FOR UPDATE OF due SKIP LOCKED
 ))
-RETURNING *;
+RETURNING *, COALESCE(expires_at <= COALESCE(:now, now_ms()), FALSE) AS is_expired;
 
 -- name: await_event
 -- A run is about to be started for a claimed event.

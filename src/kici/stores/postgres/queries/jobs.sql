@@ -244,6 +244,7 @@ UPDATE jobs SET
     ack_deadline = NULL,
     reason = NULL
 WHERE id = :job_id AND agent_id = :agent_id AND status || '' IN ('dispatched', 'running')
+    AND offers = COALESCE(:offer, offers)
 RETURNING jobs.*, (SELECT demand FROM demand_classes WHERE id = jobs.class_id) AS demand;
 
 -- name: requeue_job

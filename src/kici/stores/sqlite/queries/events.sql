@@ -43,7 +43,7 @@ WHERE seq IN (
     ORDER BY due.due_at, due.seq
     LIMIT :limit
 )
-RETURNING *;
+RETURNING *, COALESCE(expires_at <= COALESCE(:now, now_ms()), FALSE) AS is_expired;
 
 -- name: await_event
 -- A run is about to be started for a claimed event.
