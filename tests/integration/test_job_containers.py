@@ -96,6 +96,16 @@ async def test_a_job_runs_in_its_image_and_nothing_is_left(engine: Lab, image: s
         assert {one["Name"][:13] for one in volumes} == {"kici-runtime-"}
 
 
+async def test_a_runtime_that_somebody_removed_is_made_again(engine: Lab) -> None:
+    async with an_agent(engine) as (coordinator, _):
+        first = await coordinator.run(*SHELL, "echo one", container=in_image(BUSYBOX), seconds=SECONDS)
+        await until(lambda: not job_containers(engine))
+        (volume,) = engine.ask("GET", "/volumes")["Volumes"]
+        engine.ask("DELETE", f"/volumes/{volume['Name']}")
+        second = await coordinator.run(*SHELL, "echo two", job_id="job-2", container=in_image(BUSYBOX), seconds=SECONDS)
+        assert (first.stdout, second.stdout) == (b"one\n", b"two\n"), second.stderr
+
+
 async def test_its_container_is_closed(engine: Lab) -> None:
     async with an_agent(engine) as (coordinator, _):
         _ = await coordinator.agent()

@@ -9,6 +9,7 @@ from typing import IO, Final
 
 from kici.adapters.agent_runtime import RuntimeArchive, parse_report
 from kici.domain.errors import DeterministicRefusal, Retryable
+from kici.kit.version import VERSION
 from kici.ports.processes import Processes
 
 MAKE_SECONDS: Final = 120.0
@@ -35,6 +36,15 @@ class HostArchive:
         if made.version != self.version:
             raise Retryable("this installation changed while its runtime was being made; try again")
         return made.tar.open("rb")
+
+
+def installation() -> str:
+    """Changes when what the runtime is made of may have changed; costs next to nothing to know."""
+    package = Path(__file__).parents[1]
+    times = [
+        path.stat().st_mtime_ns for part in ("agent", "domain", "kit", "wire") for path in (package / part).iterdir()
+    ]
+    return f"{VERSION} {sys.version} {sys.executable} {max(times)} {len(times)}"
 
 
 async def find_archive(processes: Processes, folder: Path) -> HostArchive:

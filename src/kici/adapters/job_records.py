@@ -5,10 +5,12 @@ and on which engine.  The same folder holds the locks that keep equal builds apa
 """
 
 import fcntl
+import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,7 @@ from kici.domain.errors import Permanent
 
 CONTAINERS: Final = "containers"
 LOCKS: Final = "locks"
+MEMORY: Final = "memory"
 RUNTIME: Final = "runtime"
 
 
@@ -26,7 +29,7 @@ class JobRecords:
         """Raises `Permanent` when the folder cannot be made, or is somebody else's."""
         self.folder = folder
         try:
-            for path in (folder, folder / CONTAINERS, folder / LOCKS):
+            for path in (folder, folder / CONTAINERS, folder / LOCKS, folder / MEMORY):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = folder.lstat()
             if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o022:
@@ -68,6 +71,26 @@ class JobRecords:
 
     def forget(self, container: str) -> None:
         (self.folder / CONTAINERS / container).unlink(missing_ok=True)
+
+    def recall(self, key: str) -> bytes | None:
+        try:
+            return self._memory(key).read_bytes()
+        except OSError:
+            return None
+
+    def remember(self, key: str, value: bytes | None) -> None:
+        path = self._memory(key)
+        with suppress(OSError):
+            if value is None:
+                path.unlink(missing_ok=True)
+                return
+            handle, draft = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(value)
+            os.replace(draft, path)
+
+    def _memory(self, key: str) -> Path:
+        return self.folder / MEMORY / hashlib.sha256(key.encode()).hexdigest()[:32]
 
     def take(self, name: str) -> int | None:
         """A lock that ends with its handle, or with this process; None: another process has it."""

@@ -39,9 +39,12 @@ def main() -> NoReturn:
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Held back until there is somebody to pass them on to: the kernel drops what a first process does not handle.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     child = _start(json.loads(body))
     for number in _FORWARDED:
         signal.signal(number, lambda received, _: _send(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     while True:
         ready = select.select([0, wake], [], [])[0]
         if wake in ready:
@@ -72,6 +75,7 @@ def _start(order: dict[str, Any]) -> int:
         signal.set_wakeup_fd(-1)
         for number in (*_FORWARDED, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.chdir(order["directory"])
         os.execvpe(command[0], command, env)  # noqa: S606 (a job is what somebody else wants run)
@@ -83,10 +87,12 @@ def _start(order: dict[str, Any]) -> int:
 
 
 def _send(child: int, number: int) -> None:
-    try:
-        os.killpg(child, number)
-    except (ProcessLookupError, PermissionError):
-        pass
+    for send in (os.killpg, os.kill):  # it has a group of its own soon, not at once
+        try:
+            send(child, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+        return
 
 
 def _reap(child: int) -> None:

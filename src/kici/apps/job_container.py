@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from kici.adapters.agent_archive import find_archive
+from kici.adapters.agent_archive import find_archive, installation
 from kici.adapters.clock import RealClock
 from kici.adapters.docker_engine import archive
 from kici.adapters.docker_jobs import DockerJobEngine
@@ -36,6 +36,7 @@ from kici.backends.container.images import Images
 from kici.backends.container.job_image import JobImages
 from kici.backends.container.job_network import JOB_NETWORK, JobNetwork
 from kici.backends.container.job_run import JobRun, JobWish, clear
+from kici.backends.container.job_runtime import JobRuntime
 from kici.backends.container.runtime import Runtimes
 from kici.decide.job_container import WORKSPACE, Recipe, Sandbox
 from kici.domain.container import RegistryAuth, registry_of
@@ -148,16 +149,20 @@ async def assemble(order: ContainerOrder, engine: DockerJobEngine, tasks: Superv
         engine=engine,
         images=Images(engine=engine, flights=flights, clock=clock),
         job_images=JobImages(engine=engine, records=records, clock=clock, pack=archive),
-        runtimes=Runtimes(
-            engine=engine,
-            flights=flights,
-            clock=clock,
-            find_archive=partial(find_archive, this_processes(), records.runtime),
+        runtime=JobRuntime(
+            runtimes=Runtimes(
+                engine=engine,
+                flights=flights,
+                clock=clock,
+                find_archive=partial(find_archive, this_processes(), records.runtime),
+            ),
+            records=records,
+            engine=order.engine,
+            installation=installation(),
         ),
         network=JobNetwork(engine=engine, fencing=fencing, is_isolated=await is_isolated(order, engine, packets)),
         records=records,
         output=JobOutput(),
-        pack=archive,
     )
 
 

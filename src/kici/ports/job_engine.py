@@ -76,6 +76,14 @@ class JobRecords(Protocol):
         """It is gone."""
         ...
 
+    def recall(self, key: str) -> bytes | None:
+        """What was last remembered under this key, by whatever process."""
+        ...
+
+    def remember(self, key: str, value: bytes | None) -> None:
+        """None: nothing any more.  Best effort."""
+        ...
+
     def take(self, name: str) -> int | None:
         """A lock of this name, as a handle to be closed; None: another process has it."""
         ...

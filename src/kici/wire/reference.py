@@ -86,7 +86,7 @@ def _messages(union: UnionType) -> Iterator[str]:
 
 
 def _parts() -> Iterator[str]:
-    for kind in (messages.JobRef, messages.JobVerdict, messages.Reuse, messages.Credentials):
+    for kind in (messages.JobRef, messages.JobVerdict, messages.Reuse, messages.JobContainer, messages.Credentials):
         yield f"\n### {kind.__name__}\n\n{_doc(kind)}{_fields(kind)}"
 
 

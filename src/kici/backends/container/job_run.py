@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from kici.backends.container.images import IF_NOT_PRESENT, Images
-from kici.backends.container.job_image import JobImages, Pack
+from kici.backends.container.job_image import JobImages
 from kici.backends.container.job_network import JobNetwork
-from kici.backends.container.runtime import Runtimes
+from kici.backends.container.job_runtime import JobRuntime
 from kici.backends.container.users import user_ids_in
 from kici.decide import job_container as plan
+from kici.decide.container_plan import RUNTIME_PLACE
 from kici.domain.container import ContainerFile, ContainerSpec, RegistryAuth
-from kici.domain.errors import Conflict, NotFound, Permanent, Retryable
+from kici.domain.errors import Bug, Conflict, NotFound, Permanent, Retryable
 from kici.domain.resources import Amount
 from kici.kit.finish import finish
 from kici.ports.engine import EngineRefused, ImageInfo
@@ -69,40 +70,43 @@ class JobRun:
     engine: JobEngine
     images: Images
     job_images: JobImages
-    runtimes: Runtimes
+    runtime: JobRuntime
     network: JobNetwork
     records: JobRecords
     output: Output
-    pack: Pack
     _name: str | None = None
     """Of the container, once there is a process in it that can be asked to end."""
 
     async def run(self, wish: JobWish) -> int:
         """The exit code.  Raises a `KiciError` that says why the job did not run; nothing is left either way."""
         image, info = await self._image(wish)
-        injected = await self.runtimes.ensure(image, self.output.tell)
         await self.network.ensure()
-        spec = plan.plan_job_container(
-            plan.JobOrder(
-                name=wish.name,
-                image=image,
-                agent_id=wish.agent_id,
-                job_id=wish.job_id,
-                run_id=wish.run_id,
-                limits=wish.limits,
-                network=self.network.name,
-                sandbox=wish.sandbox,
-            ),
-            injected,
+        for name in (wish.name, f"{wish.name}-2"):
+            injected = await self.runtime.ensure(image, self.output.tell)
+            spec = plan.plan_job_container(self._order(wish, name, image), injected)
+            try:
+                with self.records.held(name, self.engine.address.url):
+                    async with self._made(spec, wish.sandbox.user or info.user):
+                        return await self._carry(name, wish.command)
+            except (EngineRefused, NotFound) as error:
+                if RUNTIME_PLACE not in str(error) or name != wish.name:
+                    raise Permanent(f"the job cannot be run in image {image}: {error}") from error
+                self.runtime.forget()
+            except Conflict as error:
+                raise Retryable(f"the container of the job cannot be made: {error}") from error
+        raise Bug("the second try returns or raises")
+
+    def _order(self, wish: JobWish, name: str, image: str) -> plan.JobOrder:
+        return plan.JobOrder(
+            name=name,
+            image=image,
+            agent_id=wish.agent_id,
+            job_id=wish.job_id,
+            run_id=wish.run_id,
+            limits=wish.limits,
+            network=self.network.name,
+            sandbox=wish.sandbox,
         )
-        try:
-            with self.records.held(wish.name, self.engine.address.url):
-                async with self._made(spec, wish.sandbox.user or info.user):
-                    return await self._carry(wish)
-        except (EngineRefused, NotFound) as error:
-            raise Permanent(f"the job cannot be run in image {image}: {error}") from error
-        except Conflict as error:
-            raise Retryable(f"the container of the job cannot be made: {error}") from error
 
     async def ask(self) -> bool:
         """Ask the job to end.  False: there is none yet, and the run is best cancelled."""
@@ -130,24 +134,29 @@ class JobRun:
         try:
             await finish(self.engine.create(spec), seconds=STEP_SECONDS_MAX, what=f"creating container {spec.name}")
             if spec.scratch:
-                uid, gid = await user_ids_in(self.engine, spec.name, user)
-                mine = ContainerFile(path=plan.WORKSPACE.removeprefix("/"), mode=0o755, uid=uid, gid=gid)
-                await self.engine.put(spec.name, (mine,))
+                await self._give(spec.name, user)
             yield
         finally:
             await finish(self._undo(spec.name), seconds=UNDO_SECONDS_MAX, what=f"removing container {spec.name}")
+
+    async def _give(self, container: str, user: str) -> None:
+        """Make the work directory the user's own."""
+        uid, gid = await user_ids_in(self.engine, container, user)
+        if (uid, gid) != (0, 0):
+            mine = ContainerFile(path=plan.WORKSPACE.removeprefix("/"), mode=0o755, uid=uid, gid=gid)
+            await self.engine.put(container, (mine,))
 
     async def _undo(self, name: str) -> None:
         _ = await self.engine.remove(name)
         await self.network.dismiss(name)
         self.records.forget(name)
 
-    async def _carry(self, wish: JobWish) -> int:
-        engine, name = self.engine, wish.name
+    async def _carry(self, name: str, command: bytes) -> int:
+        engine = self.engine
         async with engine.attached(name) as streams, engine.exit_code(name) as code:
             await finish(engine.start(name), seconds=STEP_SECONDS_MAX, what=f"starting container {name}")
             await self.network.admit(name)
-            await streams.write(wish.command)
+            await streams.write(command)
             self._name = name
             await self._relay(streams)
             return await code
