@@ -19,7 +19,7 @@ from kici.adapters.nft import Nft
 from kici.adapters.processes import LinuxProcesses
 from kici.backends.container.backend import ContainerBackend, ContainerSettings
 from kici.backends.container.fencing import AgentNetwork
-from kici.backends.container.house import ContainerTools, Houses
+from kici.backends.container.house import ContainerTools, Houses, PortOf
 from kici.backends.container.room import FreeBytes
 from kici.backends.container.runtime import Archive, FindArchive
 from kici.decide.container_plan import AGENT, MANAGED, OWNER, ContainerSet
@@ -125,6 +125,7 @@ class FakeEngineBench(ContainerBench):
         self.find_archive: FindArchive = an_archive
         self.environment: dict[str, str] = {}
         self.free_bytes = 2**40
+        self.port_of: PortOf = lambda _: None
         for kind, script in FAKE_IMAGES.items():
             self.room.images[f"ci/{kind.value}:latest"] = script
         super().__init__(engine_at=lambda at: FakeEngine(self.room, at), address=ADDRESS, clock=SimClock())
@@ -139,6 +140,7 @@ class FakeEngineBench(ContainerBench):
             environment=self.environment,
             resolvers=list,
             free_bytes=lambda _: self.free_bytes,
+            port_of=lambda pid: self.port_of(pid),
         )
 
     def on_host(self) -> frozenset[AgentId]:

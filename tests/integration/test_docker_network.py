@@ -30,6 +30,46 @@ for place in sys.argv[1:]:
     except OSError as error:
         print(place, "closed")
 """
+INVENTED: Final = "172.30.200.200"
+FORGE: Final = """
+import socket, struct, sys, time
+
+def checksum(data):
+    total = sum(struct.unpack("!%dH" % (len(data) // 2), data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+def packet(source, host, port, text):
+    body = struct.pack("!HHHH", 4444, port, 8 + len(text), 0) + text
+    head = [0x45, 0, 20 + len(body), 7, 0, 64, 17, 0, socket.inet_aton(source), socket.inet_aton(host)]
+    head[7] = checksum(struct.pack("!BBHHHBBH4s4s", *head))
+    return struct.pack("!BBHHHBBH4s4s", *head) + body
+
+*forged, first, second = sys.argv[1:]
+plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+plain.connect((first.split(":")[0], 9))
+own = plain.getsockname()[0]
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+frames.bind(("eth0", 0))
+mine = frames.getsockname()[4]
+gateway = next(line.split()[3] for line in open("/proc/net/arp") if line.startswith("172.30.0.1 "))
+to = bytes.fromhex(gateway.replace(":", ""))
+for place in (first, second):
+    host, port = place.rsplit(":", 1)
+    for source in forged:
+        text = ("forged %s as %s" % (place, source)).encode()
+        text += b" " * (len(text) % 2)
+        raw.sendto(packet(source, host, int(port), text), (host, 0))
+        theirs = bytes((2, 66)) + socket.inet_aton(source)
+        for sender in (mine, theirs):
+            frames.send(to + sender + bytes((8, 0)) + packet(source, host, int(port), text))
+    for _ in range(3):
+        plain.sendto(("honest " + place).encode(), (host, int(port)))
+        time.sleep(0.2)
+print(own)
+"""
 PYTHON: Final = ("/opt/kici/lib/ld.so", "--library-path", "/opt/kici/lib", "/opt/kici/bin/python3.11")
 
 
@@ -145,6 +185,7 @@ def test_host_access_replaces_what_is_granted(kici: LabCoordinator) -> None:
 
 
 def test_no_host_access_means_not_even_the_coordinator(kici: LabCoordinator) -> None:
+    kici.settle()
     job = kici.submit("true", "-l", "shut")
     until(lambda: len(kici.containers()) == 1, seconds=20, what="its agent is made")
     (one,) = kici.containers()
@@ -161,6 +202,7 @@ def test_no_host_access_means_not_even_the_coordinator(kici: LabCoordinator) -> 
 
 
 def test_agents_cannot_reach_each_other(kici: LabCoordinator) -> None:
+    kici.settle()
     listening = kici.submit("nc -l -p 7000 -e echo hi", "-l", "plain")
     until(lambda: kici.job(listening)["status"] == "running", seconds=20, what="the first one listens")
     (one,) = kici.containers()
@@ -170,10 +212,33 @@ def test_agents_cannot_reach_each_other(kici: LabCoordinator) -> None:
     kici.settle()
 
 
-def test_an_invented_address_gets_nowhere(kici: LabCoordinator) -> None:
-    """Rules are by address; a sender that has none of ours is dropped, so nobody can borrow a neighbour's or none."""
-    rules_text = kici.lab.run("nft", "list", "chain", "inet", TABLE, "forward")
-    assert rules_text.index("vmap") < rules_text.index("drop")
+def test_packets_from_an_invented_or_a_borrowed_address_get_nowhere(kici: LabCoordinator) -> None:
+    """Really sent, from a raw socket and as whole frames: neither to the internet nor to the host, neither from an
+    address that nobody has nor from a neighbour's, who may reach both."""
+    kici.settle()
+    neighbour = kici.submit("sleep 1000", "-l", "plain")
+    until(lambda: kici.job(neighbour)["status"] == "running", seconds=30, what="the neighbour runs")
+    (one,) = kici.containers()
+    borrowed = one["NetworkSettings"]["Networks"]["kici-agent-net"]["IPAddress"]
+    heard = kici.lab.folder / "heard"
+    heard.write_text("")
+    datagrams = Path(__file__).with_name("listen_datagrams.py")
+    world = ("ip", "netns", "exec", kici.lab.others_namespaces[0])
+    kici.lab.spawn(*world, "python3", datagrams, "5300", output=heard)
+    kici.lab.spawn("python3", datagrams, str(kici.port), output=heard)
+    until(lambda: heard.read_text().count("listening") == 2, seconds=10, what="both listen")
+    targets = (f"{INTERNET}:5300", f"{GATEWAY}:{kici.port}")
+    done = kici.run("run", "-l", "plain", "--", *PYTHON, "-I", "-S", "-c", FORGE, INVENTED, borrowed, *targets)
+    assert done.returncode == 0, done.stderr
+    own = done.stdout.strip()
+    told = [line for line in heard.read_text().splitlines() if line != "listening"]
+    assert own not in (borrowed, INVENTED)
+    assert sorted(set(told)) == [
+        f"honest {GATEWAY}:{kici.port} from {own}",
+        f"honest {INTERNET}:5300 from 198.51.100.1",  # as the engine translates it
+    ]
+    assert kici.run("cancel", neighbour).returncode == 0
+    kici.settle()
 
 
 @pytest.mark.spec("scaler 31.7.5")

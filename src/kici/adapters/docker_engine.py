@@ -183,6 +183,7 @@ class DockerEngine:
             is_running=bool(state["Running"]),
             is_paused=bool(state.get("Paused")),
             addresses=_addresses(told.get("NetworkSettings") or {}),
+            pid=state.get("Pid") or None,
             exit_code=state.get("ExitCode") if has_run else None,
             oom_killed=bool(state.get("OOMKilled")),
             error=state.get("Error") or "",

@@ -1,6 +1,7 @@
 """The machine that we run on, in the terms that decisions about launching need."""
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,3 +51,15 @@ def resolvers() -> list[str]:
         return []
     words = [line.split() for line in lines]
     return [each[1] for each in words if len(each) >= 2 and each[0] == "nameserver"]
+
+
+def port_of(pid: int) -> str | None:
+    """The interface of this host that is the other end of a container's `eth0`; None: it cannot be told.
+
+    `pid` is a process of the container.  Its root must be ours to look into, and its network one hop away.
+    """
+    try:
+        index = int(Path(f"/proc/{pid}/root/sys/class/net/eth0/iflink").read_text())
+        return socket.if_indextoname(index)
+    except (OSError, ValueError):
+        return None

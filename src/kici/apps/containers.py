@@ -14,7 +14,7 @@ from kici.adapters.disk import free_bytes
 from kici.adapters.docker_engine import DockerEngine
 from kici.adapters.docker_engine_find import find_engine
 from kici.adapters.nft import Nft
-from kici.adapters.this_host import resolvers
+from kici.adapters.this_host import port_of, resolvers
 from kici.backends.container.backend import ContainerBackend
 from kici.backends.container.factory import make_backend, settings_of, socket_warnings
 from kici.backends.container.house import ContainerTools, Houses
@@ -62,6 +62,7 @@ class Containers:
             environment=environ,
             resolvers=resolvers,
             free_bytes=free_bytes,
+            port_of=port_of,
         )
         self._houses = Houses(self._tools)
 

@@ -3,7 +3,8 @@
 Nothing is let through that was not admitted: a bridge has static rules that send each packet to the rules of its
 sender's address, and drop what has none.  So an agent is cut off before its rules are there, after they are gone,
 and when it invents an address.  Its rules are two chains of its own, which a map finds by address; taking an agent
-away takes its elements and chains away by name, and cannot touch a neighbour.
+away takes its elements and chains away by name, and cannot touch a neighbour.  Where frames can be filtered, a third
+chain of each agent drops whatever comes with its address from anywhere but its own port of the bridge.
 
     forward: replies · allowed networks · the coordinator, name service · private and metadata addresses: no · rest: yes
     input:   replies · what may be reached on this host · rest: no
@@ -24,8 +25,11 @@ METADATA: Final = tuple(map(IPv4Network, ("169.254.0.0/16", "100.100.100.200/32"
 DNS_PORT: Final = 53
 FORWARD_MAP: Final = "agents_forward"
 INPUT_MAP: Final = "agents_input"
+SENDERS_MAP: Final = "agents_senders"
 PRIORITY: Final = -10
 """Before the engine's own rules: what we refuse stays refused whatever it allows."""
+SENDERS_PRIORITY: Final = -300
+"""Before connection tracking, so that what is forged leaves no trace."""
 _REFUSE: Final = "reject with icmpx type admin-prohibited"
 """At once and in words, so that a job fails with a reason instead of waiting for a timeout."""
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_]")
@@ -112,6 +116,40 @@ def bridge_script(fence: Fence) -> str:
     )
 
 
+def senders_script(fence: Fence) -> str:
+    """The static part of who may send from which address, in frames as they come in at a port of the bridge.
+
+    Rules by address alone would let an agent borrow the address of a neighbour who may do more.
+    """
+    table = f"bridge {fence.table}"
+    return _script(
+        f"add table {table}",
+        f"add map {table} {SENDERS_MAP} {{ type ipv4_addr : verdict; }}",
+        f"add chain {table} prerouting {{ type filter hook prerouting priority {SENDERS_PRIORITY}; policy accept; }}",
+        f"flush chain {table} prerouting",
+        f"add rule {table} prerouting ip saddr vmap @{SENDERS_MAP}",
+        f"add rule {table} prerouting arp saddr ip vmap @{SENDERS_MAP}",
+    )
+
+
+def bind_script(fence: Fence, *, agent: str, address: str, port: str | None, replaces: str | None = None) -> str:
+    """Let only the agent's own port of the bridge send from its address; None: it is not known which that is."""
+    table, chain = f"bridge {fence.table}", _senders_chain(agent)
+    before = [] if replaces is None or replaces == agent else _unbinding(fence, agent=replaces, address=address)
+    return _script(
+        *before,
+        f"add chain {table} {chain}",
+        f"flush chain {table} {chain}",
+        *([] if port is None else [f'add rule {table} {chain} iifname != "{port}" drop']),
+        f"add element {table} {SENDERS_MAP} {{ {address} : jump {chain} }}",
+    )
+
+
+def unbind_script(fence: Fence, *, agent: str, address: str) -> str:
+    """Take that away, by address and agent as in `dismiss_script`."""
+    return _script(*_unbinding(fence, agent=agent, address=address))
+
+
 def admit_script(
     fence: Fence, *, agent: str, address: str, policy: Policy, needs: Needs, replaces: str | None = None
 ) -> str:
@@ -196,6 +234,18 @@ def _dismissal(fence: Fence, *, agent: str, address: str) -> list[str]:
         f"delete chain {table} {forward}",
         f"delete chain {table} {host}",
     ]
+
+
+def _unbinding(fence: Fence, *, agent: str, address: str) -> list[str]:
+    table = f"bridge {fence.table}"
+    return [
+        f"delete element {table} {SENDERS_MAP} {{ {address} }}",
+        f"delete chain {table} {_senders_chain(agent)}",
+    ]
+
+
+def _senders_chain(agent: str) -> str:
+    return f"s_{name_of(agent)}"
 
 
 def _chains(agent: str) -> tuple[str, str]:

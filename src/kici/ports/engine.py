@@ -77,6 +77,8 @@ class ContainerInfo:
     is_paused: bool = False
     addresses: Mapping[str, str] = field(default_factory=dict)
     """IPv4 address in each network that it is connected to."""
+    pid: int | None = None
+    """Of its first process, as the engine's host counts them, while it runs; a listing does not tell."""
     exit_code: int | None = None
     """None while it was never started, or by a listing, which does not tell."""
     oom_killed: bool = False

@@ -6,10 +6,11 @@ The engine outlives the clients of one coordinator: `FakeEngine` is a client, `E
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Final
 
 from kici.decide.container_plan import AGENT
+from kici.decide.isolate import SENDERS_MAP
 from kici.domain.container import ContainerFile, ContainerSpec, NetworkSpec, RegistryAuth, with_tag
 from kici.domain.errors import Conflict, NotFound, Retryable
 from kici.ports.engine import (
@@ -90,6 +91,8 @@ class EngineRoom:
         """Reasons; each makes one unpacking of an archive fail half-way."""
         self.is_down = False
         self.folder: str | None = "/fake"
+        self.pids: dict[str, int] = {}
+        """Of the containers of these names, while they run."""
         self.listeners: list[asyncio.Queue[EngineEvent | None]] = []
         self._numbers = itertools.count(1)
 
@@ -247,7 +250,7 @@ class FakeEngine:
     async def inspect(self, container: str) -> ContainerInfo | None:
         await self._up()
         one = self._room.find(container)
-        return None if one is None else _info(one)
+        return None if one is None else replace(_info(one), pid=self._room.pids.get(one.spec.name))
 
     async def containers(self, labels: Mapping[str, str]) -> list[ContainerInfo]:
         await self._up()
@@ -381,6 +384,12 @@ class FakePackets:
 
     def addresses(self) -> set[str]:
         return {address for elements in self.maps.values() for address in elements}
+
+    def borrowers_of(self, address: str) -> list[str]:
+        """Rules for whoever sends from this address."""
+        (chain,) = {elements[address] for (_, name), elements in self.maps.items() if name == SENDERS_MAP}
+        (found,) = {tuple(rules) for (_, name), rules in self.chains.items() if name == chain}
+        return list(found)
 
     def _line(self, line: str) -> None:
         verb, kind, _, table, *rest = line.split()

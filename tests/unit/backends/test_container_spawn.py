@@ -211,3 +211,20 @@ async def test_the_token_is_given_to_the_agent_and_to_nobody_who_asks_the_engine
     assert "sesame" not in repr(one.spec) + repr(one.files) + repr(bench.heard.events)
     assert one.spec.labels["kici-scaler-name"] == SCALER
     await bench.close()
+
+
+@virtual
+async def test_only_an_agents_own_port_sends_from_its_address_and_nothing_of_that_is_left() -> None:
+    bench = FakeEngineBench()
+    bench.port_of = {4711: "veth4711"}.get
+    bench.room.pids = {an_id(1): 4711}
+    bench = await a_bench(bench)
+    for number in (1, 2):
+        _ = await bench.backend.spawn(bench.order(an_id(number), Kind.LIVES), bench.heard.on_event)
+    first, second = (bench.room.find(an_id(number)) for number in (1, 2))
+    assert first is not None
+    assert second is not None
+    assert bench.packets.borrowers_of(first.address) == ['iifname != "veth4711" drop']
+    assert bench.packets.borrowers_of(second.address) == []  # nobody could tell which port is its
+    await bench.close()
+    assert not any(name.startswith("s_") for _, name in bench.packets.chains)

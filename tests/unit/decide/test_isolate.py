@@ -88,3 +88,27 @@ def test_the_static_part_drops_what_nobody_admitted() -> None:
     lines = isolate.base_script(FENCE).splitlines()
     vmap = lines.index('add rule inet kici_agent_net forward iifname "kici-agents" ip saddr vmap @agents_forward')
     assert lines[vmap + 1] == 'add rule inet kici_agent_net forward iifname "kici-agents" drop'
+
+
+def test_an_address_belongs_to_one_port_of_the_bridge() -> None:
+    script = isolate.bind_script(FENCE, agent="a-1", address="172.30.0.2", port="veth1", replaces="a-0")
+    table = "bridge kici_agent_net"
+    assert script.splitlines() == [
+        f"delete element {table} agents_senders {{ 172.30.0.2 }}",
+        f"delete chain {table} s_a_0",
+        f"add chain {table} s_a_1",
+        f"flush chain {table} s_a_1",
+        f'add rule {table} s_a_1 iifname != "veth1" drop',
+        f"add element {table} agents_senders {{ 172.30.0.2 : jump s_a_1 }}",
+    ]
+    assert "drop" not in isolate.bind_script(FENCE, agent="a-1", address="172.30.0.2", port=None)
+    assert isolate.unbind_script(FENCE, agent="a-1", address="172.30.0.2").splitlines() == [
+        f"delete element {table} agents_senders {{ 172.30.0.2 }}",
+        f"delete chain {table} s_a_1",
+    ]
+
+
+def test_forged_addresses_are_looked_at_in_packets_and_in_questions_for_addresses() -> None:
+    script = isolate.senders_script(FENCE)
+    assert "prerouting ip saddr vmap @agents_senders" in script
+    assert "prerouting arp saddr ip vmap @agents_senders" in script

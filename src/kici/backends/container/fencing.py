@@ -52,6 +52,8 @@ class Fencing:
         self._network = network
         self._resolvers = resolvers
         self._fence: isolate.Fence | None = None
+        self._binds = False
+        """Whether frames can be filtered here: then an address belongs to a port of the bridge."""
 
     @property
     def network(self) -> AgentNetwork:
@@ -61,22 +63,38 @@ class Fencing:
         """The network and its static rules.  Raises `DeterministicRefusal` where they cannot be had."""
         if self._fence is None:
             fence = await self._find()
-            await self._packets.apply(isolate.base_script(fence))
-            try:
-                await self._packets.apply(isolate.bridge_script(fence))
-            except KiciError as error:  # frames pass the other rules wherever an engine has switched that on
-                log.warning("fence.no_bridge_rules", extra={"kici": {"error": str(error)}})
+            await self._lay(fence)
             self._fence = fence
         return self._fence
+
+    async def _lay(self, fence: isolate.Fence) -> None:
+        """The static rules; agents' own stay."""
+        await self._packets.apply(isolate.base_script(fence))
+        try:
+            await self._packets.apply(isolate.bridge_script(fence) + isolate.senders_script(fence))
+            self._binds = True
+        except KiciError as error:  # frames pass the other rules wherever an engine has switched that on
+            self._binds = False
+            log.warning("fence.no_bridge_rules", extra={"kici": {"error": str(error)}})
 
     def forget(self) -> None:
         """Look anew next time: the engine was away, or refused."""
         self._fence = None
 
     async def admit(
-        self, agent_id: AgentId, address: str, policy: isolate.Policy, url: str, names: dict[str, str]
+        self,
+        agent_id: AgentId,
+        address: str,
+        policy: isolate.Policy,
+        url: str,
+        names: dict[str, str],
+        *,
+        port: str | None = None,
     ) -> None:
-        """Rules of one agent, whoever had the address before."""
+        """Rules of one agent, whoever had the address before.
+
+        `port`: its port of the bridge, where that is known: nobody else can send from its address.
+        """
         fence = await self.ensure()
         needs = isolate.needs_of(url, resolvers=self._resolvers(), names=names)
         replaces: str | None = None
@@ -84,13 +102,15 @@ class Fencing:
             script = isolate.admit_script(
                 fence, agent=agent_id, address=address, policy=policy, needs=needs, replaces=replaces
             )
+            if self._binds:
+                script += isolate.bind_script(fence, agent=agent_id, address=address, port=port, replaces=replaces)
             try:
                 await self._packets.apply(script)
             except Conflict:
                 if attempt == TRIES:
                     raise
                 if attempt == 2:  # somebody removed our static part as well
-                    await self._packets.apply(isolate.base_script(fence))
+                    await self._lay(fence)
                 chain = (await self._packets.elements(fence.table, isolate.FORWARD_MAP)).get(address)
                 replaces = None if chain is None else isolate.agent_of_chain(chain)
             else:
@@ -100,9 +120,13 @@ class Fencing:
         """Take one agent's rules away; nothing when they are gone, or the address is another's by now."""
         fence = await self.ensure()
         try:
-            await self._packets.apply(isolate.dismiss_script(fence, agent=agent_id, address=address))
+            await self._packets.apply(self._dismissal(fence, agent_id, address))
         except Conflict:
             return
+
+    def _dismissal(self, fence: isolate.Fence, agent: str, address: str) -> str:
+        script = isolate.dismiss_script(fence, agent=agent, address=address)
+        return script + isolate.unbind_script(fence, agent=agent, address=address) if self._binds else script
 
     async def rules_of(self, agent_id: AgentId) -> str | None:
         """The address for which this agent has rules."""
@@ -128,7 +152,7 @@ class Fencing:
         count = 0
         for address, agent in isolate.stale(elements, before | alive | set(tracked())):
             try:
-                await self._packets.apply(isolate.dismiss_script(fence, agent=agent, address=address))
+                await self._packets.apply(self._dismissal(fence, agent, address))
             except Conflict:
                 continue  # another agent has the address by now, or somebody else was faster
             count += 1

@@ -13,6 +13,9 @@ from kici.ports.clock import Clock
 from kici.ports.engine import Engine, EngineAddress, EngineAt
 from kici.ports.network import PacketFilter
 
+PortOf = Callable[[int], str | None]
+"""This host's end of the link to the network of a process of a container; None: it cannot be told."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class House:
@@ -22,6 +25,7 @@ class House:
     room: DiskRoom
     fencing: Fencing | None
     """None: the engine is on another machine, whose packet filter is not ours."""
+    port_of: PortOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class ContainerTools:
     resolvers: Callable[[], Sequence[str]]
     """Name servers of this host, now."""
     network: AgentNetwork = DEFAULT_NETWORK
+    port_of: PortOf = lambda _: None
     free_bytes: FreeBytes | None = None
     """None: nobody looks after the engine's disk."""
 
@@ -67,4 +72,5 @@ class Houses:
             runtimes=runtimes,
             room=DiskRoom(engine=engine, flights=flights, runtimes=runtimes, free_bytes=tools.free_bytes),
             fencing=fencing if address.is_local else None,
+            port_of=tools.port_of,
         )

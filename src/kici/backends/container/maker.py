@@ -160,4 +160,5 @@ class Maker:
             raise Retryable(f"container {agent.ref} has no address on {fencing.network.name}")
         names = {host: ip for host, _, ip in (each.partition(":") for each in self._settings.extra_hosts)}
         agent.address = address  # first: rules that may have come to be are found by it
-        await fencing.admit(agent.id, address, chosen.policy, url, names)
+        port = None if found is None or found.pid is None else self._house.port_of(found.pid)
+        await fencing.admit(agent.id, address, chosen.policy, url, names, port=port)
