@@ -17,6 +17,7 @@ from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.services.absent_instances import AbsentInstances
 from kici.services.clustering import OwnRows, PatientScaling, RemoteCancels
+from kici.services.explain_all import ExplainAll
 from kici.services.forget_peer import ForgetPeer
 from kici.services.hand_over import HandOver
 from kici.services.live_vms import LiveVms, LocalVms
@@ -73,12 +74,7 @@ class Cluster:
         )
         acts[RequestKind.LIVE_VMS] = self.live_vms.answer
         one.jobs.remote = cancels
-        self.forget_peer = ForgetPeer(
-            store=given.store,
-            instance_id=one.instance_id,
-            grace_ms=lambda: reap_grace_ms(one.settings.peek(knobs.REROUTE_FLAP_GRACE_MS)),
-            revoke_worker=lambda worker_id: one.workers.revoke(worker_id),
-        )
+        self._ask_around(acts)
         self._join()
         self.absent_instances = AbsentInstances(
             store=given.store,
@@ -88,6 +84,24 @@ class Cluster:
             clock=given.clock,
             instance_id=one.instance_id,
             grace_ms=lambda: one.grace_ms(True),  # noqa: FBT003 - scaler-made agents
+        )
+
+    def _ask_around(self, acts: dict[RequestKind, Act]) -> None:
+        """What operators are told about all, and what they say about others."""
+        one, given = self._one, self._one.given
+        self.explain = ExplainAll(
+            explain=one.explain,
+            store=given.store,
+            peers=self.peers,
+            requests=self.requests,
+            instance_id=one.instance_id,
+        )
+        acts[RequestKind.EXPLAIN] = self.explain.answer
+        self.forget_peer = ForgetPeer(
+            store=given.store,
+            instance_id=one.instance_id,
+            grace_ms=lambda: reap_grace_ms(one.settings.peek(knobs.REROUTE_FLAP_GRACE_MS)),
+            revoke_worker=lambda worker_id: one.workers.revoke(worker_id),
         )
 
     def _hand_over(self) -> HandOver:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from kici.apps.agent_rows import elsewhere
 from kici.apps.assembly import Coordinator
 from kici.decide.forget import Forgotten
 from kici.decide.prune import EVENT
@@ -14,6 +15,7 @@ from kici.domain.ids import AgentId, InstanceId, JobId, RunId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.job import STARTED, Job, JobStatus, Run
 from kici.domain.paging import Mark
+from kici.domain.peer import RequestKind
 from kici.domain.spawn import Spawn, SpawnState
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
@@ -102,16 +104,15 @@ class _Jobs:
         job = await self._jobs.job(job_id)
         if job is None:
             raise NotFound(f"no job {job_id}")
-        verdicts = await self._coordinator.explain.verdicts(job)
-        me = self._coordinator.instance_id
-        return Explanation(job=job, findings=tuple(Finding(instance_id=me, verdict=verdict) for verdict in verdicts))
+        found = await self._coordinator.cluster.explain.findings(job)
+        return Explanation(job=job, findings=tuple(Finding(instance_id=one, verdict=verdict) for one, verdict in found))
 
     async def verdicts(self, jobs: Sequence[Job]) -> Mapping[JobId, Verdict]:
         found: dict[JobId, Verdict] = {}
         for job in jobs:
-            verdicts = await self._coordinator.explain.verdicts(job) if job.status in _WAITING else []
-            if verdicts:
-                found[job.id] = verdicts[0]
+            nearest = await self._coordinator.cluster.explain.nearest(job) if job.status in _WAITING else None
+            if nearest is not None:
+                found[job.id] = nearest
         return found
 
     async def wait(self, job_id: JobId, seconds: float, *, unlike: JobStatus) -> Job | None:
@@ -126,20 +127,25 @@ class _Agents:
         connected = [self._connected(agent) for agent in self._coordinator.registry]
         known = {row.agent_id for row in connected}
         made = [self._made(tracked) for tracked in self._coordinator.spawns if tracked.agent_id not in known]
-        return sorted([*connected, *made], key=lambda row: row.agent_id)
+        here = {row.agent_id: row for row in (*connected, *made)}
+        others = await elsewhere(self._coordinator.given.store, self._coordinator.instance_id, known)
+        return sorted({**here, **{row.agent_id: row for row in others}}.values(), key=lambda row: row.agent_id)
 
     async def agent(self, agent_id: AgentId) -> AgentRow | None:
         agent = self._coordinator.registry.get(agent_id)
         if agent is not None:
             return self._connected(agent)
-        tracked = self._coordinator.spawns.get(agent_id)
-        return None if tracked is None else self._made(tracked)
+        return next((row for row in await self.agents() if row.agent_id == agent_id), None)
 
     async def drain(self, agent_id: AgentId) -> AgentRow:
         agent = self._coordinator.registry.get(agent_id)
-        if agent is None or not self._coordinator.sessions.drain_agent(agent_id):
+        if agent is not None and self._coordinator.sessions.drain_agent(agent_id):
+            return self._connected(agent)
+        row = await self.agent(agent_id)
+        if row is None or row.instance_id == self._coordinator.instance_id:
             raise NotFound(f"no agent {agent_id} is connected")
-        return self._connected(agent)
+        await self._coordinator.cluster.requests.tell(row.instance_id, RequestKind.DRAIN_AGENT, {"agentId": agent_id})
+        return row
 
     def _connected(self, agent: ConnectedAgent) -> AgentRow:
         state = "draining" if agent.draining else "busy" if agent.jobs else "idle"

@@ -36,6 +36,8 @@ class RequestKind(StrEnum):
     CANCEL = "cancel"
     """Tell the agent of a job, or of all jobs of a run, to stop."""
     DRAIN_AGENT = "drain-agent"
+    EXPLAIN = "explain"
+    """Say what it makes of a waiting job."""
     LIVE_VMS = "live-vms"
     """List the microVMs that run on its host, or stop some that nobody tracks."""
     RELOAD = "reload"

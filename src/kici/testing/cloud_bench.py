@@ -166,7 +166,7 @@ class Node:
         self.supervisor = await self._stack.enter_async_context(Supervisor(self.name))
         bench = self.bench
         entropy = bench.entropy.fork(f"{self.name}#{self._runs}")
-        config = ScalersConfig(scalers=bench.scalers, global_max_agents=100)
+        config = await self._read()
         builder = _Builder(self, entropy)
         self.coordinator = Coordinator(
             Given(
@@ -216,8 +216,9 @@ class Node:
         self.coordinator.render_metrics()
         return self.coordinator.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    async def _read(self) -> ScalersConfig | tuple[str, ...]:
-        return ScalersConfig(scalers=self.bench.scalers, global_max_agents=100)
+    async def _read(self) -> ScalersConfig:
+        own = self.bench.own_scalers.get(self.bench.nodes.index(self), self.bench.scalers)
+        return ScalersConfig(scalers=own, global_max_agents=100)
 
     async def _serve(self, end: SimEnd) -> None:
         session = self.coordinator.sessions.connected(end)
@@ -249,6 +250,8 @@ class CloudBench:
     def __init__(self, store: Store, *, scalers: tuple[ScalerEntry, ...], settings: Mapping[str, int]) -> None:
         self.store = store
         self.scalers = scalers
+        self.own_scalers: dict[int, tuple[ScalerEntry, ...]] = {}
+        """Of coordinators that have others, by their number."""
         self.settings = settings
         self.entropy = SeededEntropy(1)
         self.clock = SimClock()
