@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from tests.microvm.lab import Namespace, until
-from tests.microvm.orchestra import Orchestra, firecracker_entry, kill, orchestra, qemu_entry
+from tests.microvm.orchestra import PYTHON, Orchestra, firecracker_entry, kill, orchestra, qemu_entry
 from tests.microvm.real_bench import real_microvms
 from tests.microvm.snapshot_bench import SnapshotBench
-from tests.microvm.test_orchestra import PYTHON
 
 from kici.ports.backend import SpawnEventType
 from kici.testing.contracts.backend import CASES, Case, Kind, an_id

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from kici.adapters.block_copy import copy_sparse
-from kici.adapters.block_templates import OverlayTemplates
+from kici.adapters.block_templates import FOLDER, OverlayTemplates
 from kici.adapters.disk import free_bytes
 from kici.adapters.host_commands import HostCommands
+from kici.decide.microvm_snapshot import FOLDER as SNAPSHOTS
 from kici.domain.errors import Conflict, DeterministicRefusal, Retryable
 from kici.domain.ids import Instant
 from kici.kit.finish import finish
@@ -28,6 +29,7 @@ PRIVATE: Final = 0o700
 
 class HostDrives:
     def __init__(self, base: Path, commands: HostCommands) -> None:
+        self._base = base
         self._commands = commands
         self._templates = OverlayTemplates(base, commands)
 
@@ -67,6 +69,13 @@ class HostDrives:
     def touch(self, folder: Path) -> None:
         with suppress(FileNotFoundError):
             os.utime(folder)
+
+    async def discard(self) -> int:
+        templates = _entries(self._base / FOLDER)
+        snapshots = [each for owner in _entries(self._base / SNAPSHOTS) for each in _entries(owner)]
+        for folder in (self._base / FOLDER, self._base / SNAPSHOTS):
+            await self.remove(folder)
+        return len(templates) + len(snapshots)
 
     def free_bytes(self, path: Path) -> int:
         return free_bytes(path)
@@ -141,6 +150,10 @@ def _link(source: Path, target: Path) -> bool:
 
 def _exists(path: Path) -> bool:
     return os.path.lexists(path)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _keep(source: Path, target: Path) -> None:

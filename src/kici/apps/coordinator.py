@@ -26,7 +26,14 @@ from kici.apps.assembly import Coordinator
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
 from kici.apps.given import Configuration, Given
 from kici.apps.provisioning import Provisioning
-from kici.apps.starting import address_of, host_ledger, listener_at, read_scalers, start_logging
+from kici.apps.starting import (
+    address_of,
+    host_ledger,
+    listener_at,
+    read_scalers,
+    room_for_microvms,
+    start_logging,
+)
 from kici.apps.surface import surface_of
 from kici.config.environment import AgentAuth, CoordinatorSettings
 from kici.config.model import ScalersConfig
@@ -93,6 +100,7 @@ class _Program:
     async def run(self) -> None:
         data_dir = DataDir.open(self._settings.data_dir)
         try:
+            await room_for_microvms(self._settings, data_dir.path, self._clock)
             listener = listener_at(self._settings.host, self._settings.port)
             store = _open_store(self._settings, data_dir)
             try:

@@ -29,6 +29,7 @@ from kici.domain.ids import ScalerName
 from kici.domain.spawn import Spawn
 from kici.ports.addresses import Addresses
 from kici.ports.backend import Backend
+from kici.ports.clock import Clock
 from kici.ports.processes import Processes
 from kici.ports.vmm import Vmm as VmmPort
 
@@ -59,16 +60,7 @@ class MicroVms:
         )
         return MicroVmBackend(
             settings=self._settings(entry),
-            tools=MicroVmTools(
-                vmm=vmm,
-                network=IpHostNetwork(bridge_of(network), commands),
-                addresses=self._addresses(entry),
-                drives=HostDrives(Path(entry.chroot_base_dir) / vmm.kind, commands),
-                files=RealFiles(),
-                clock=site.clock,
-                entropy=SystemEntropy(),
-                needs=partial(_needs, entry),
-            ),
+            tools=make_tools(entry, network, vmm, commands, addresses=self._addresses(entry), clock=site.clock),
             supervisor=site.supervisor,
             on_exit=site.on_exit,
         )
@@ -113,6 +105,28 @@ class MicroVms:
         if store is None:
             return MemoryAddresses(self._pool, bridge=bridge, scaler=entry.name)
         return StoredAddresses(store, bridge=bridge, scaler=entry.name, instance_id=self._site.instance_id)
+
+
+def make_tools(  # a backend is made of these
+    entry: ScalerEntry,
+    network: FirecrackerNetwork,
+    vmm: VmmPort,
+    commands: HostCommands,
+    *,
+    addresses: Addresses,
+    clock: Clock,
+) -> MicroVmTools:
+    """What a backend reaches this host by."""
+    return MicroVmTools(
+        vmm=vmm,
+        network=IpHostNetwork(bridge_of(network), commands),
+        addresses=addresses,
+        drives=HostDrives(Path(entry.chroot_base_dir) / vmm.kind, commands),
+        files=RealFiles(),
+        clock=clock,
+        entropy=SystemEntropy(),
+        needs=partial(_needs, entry),
+    )
 
 
 def make_vmm(

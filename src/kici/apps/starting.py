@@ -12,10 +12,13 @@ from kici.adapters.ledger_files import choose_folder, usual_places
 from kici.adapters.machine_ledger import FileLedger
 from kici.config.environment import CoordinatorSettings, LogFormat
 from kici.config.load import load_scalers
-from kici.config.model import ScalersConfig
+from kici.config.model import BackendType, ScalersConfig
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import InstanceId
 from kici.observe import logging_setup
+from kici.ports.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 def start_logging(settings: CoordinatorSettings) -> None:
@@ -35,6 +38,18 @@ def read_scalers(settings: CoordinatorSettings) -> ScalersConfig | tuple[str, ..
     """The scalers files: a valid configuration, or every problem with its place."""
     loaded = load_scalers(settings.scaler_config_path, settings.scaler_config_dir)
     return loaded.config or tuple(str(problem) for problem in loaded.problems)
+
+
+async def room_for_microvms(settings: CoordinatorSettings, data_dir: Path, clock: Clock) -> None:
+    """Raises `Retryable` when machines are to be made here and their disk is full, whatever was cleared away."""
+    config = read_scalers(settings)
+    if isinstance(config, ScalersConfig) and any(entry.type is BackendType.FIRECRACKER for entry in config.scalers):
+        from kici.apps.microvm_room import guard
+
+        verdict = await guard(config, data_dir=data_dir, clock=clock)
+        if verdict is not None and verdict.reaped:
+            fields = {"reaped": verdict.reaped, "free_bytes": verdict.free_bytes_after}
+            log.warning("vm.disk_cleared", extra={"kici": fields})
 
 
 def host_ledger(settings: CoordinatorSettings, environ: Mapping[str, str], instance_id: InstanceId) -> FileLedger:

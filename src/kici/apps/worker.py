@@ -21,7 +21,14 @@ from kici.adapters.files import RealFiles
 from kici.adapters.worker_keys import FileWorkerKeys
 from kici.apps.backends import FleetBuilder, Site, local_tools, local_zygote
 from kici.apps.provisioning import Provisioning
-from kici.apps.starting import address_of, host_ledger, listener_at, read_scalers, start_logging
+from kici.apps.starting import (
+    address_of,
+    host_ledger,
+    listener_at,
+    read_scalers,
+    room_for_microvms,
+    start_logging,
+)
 from kici.config.environment import CoordinatorSettings
 from kici.config.model import BackendType, ScalersConfig
 from kici.domain.errors import KiciError, Misconfigured
@@ -135,6 +142,7 @@ class _Program:
                     "this host is no worker yet: name a file with a join token by --token-file; "
                     "kici-admin join-token create, at a coordinator, makes one"
                 )
+            await room_for_microvms(self._settings, data_dir.path, self._clock)
             with closing(self._listener(data_dir)) as listener:
                 await self._serve(data_dir, keys, listener)
         finally:

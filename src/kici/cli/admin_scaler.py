@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from kici.cli.admin_orphans import orphans
+from kici.cli.admin_reap import reap_orphans
 from kici.cli.client import Client, admin_path
 from kici.cli.connection import with_client
 from kici.cli.errors import Refused
@@ -37,6 +38,7 @@ def scaler() -> None:
 
 
 scaler.add_command(orphans)
+scaler.add_command(reap_orphans)
 
 
 @scaler.command()

@@ -14,6 +14,8 @@ from kici.decide.disk import FREE_BYTES_MIN, size
 from kici.decide.microvm import Bridge, Guest, Machine
 from kici.domain.ids import AgentId, Instant, ScalerName
 
+FOLDER: Final = ".snapshots"
+"""Of all scalers that share a base."""
 FORMAT: Final = 1
 """Of what a guest is told and of what lies in a snapshot's folder; another one makes all snapshots anew."""
 RENEWALS: Final = frozenset({"address", "clock", "entropy", "mac"})

@@ -58,6 +58,10 @@ class Drives(Protocol):
         """Say that it is in use.  None there: no-op."""
         ...
 
+    async def discard(self) -> int:
+        """Remove what can be made again, templates and snapshots, of everybody who shares this base.  How many."""
+        ...
+
     def free_bytes(self, path: Path) -> int:
         """Of the disk that a path is on, or will be."""
         ...

@@ -327,6 +327,10 @@ class FakeDrives:
     def touch(self, folder: Path) -> None:
         self._host.called(f"touch {folder.name}")
 
+    async def discard(self) -> int:
+        self._host.called("discard")
+        return 0
+
     def free_bytes(self, path: Path) -> int:
         return self._host.free_bytes
 

@@ -396,6 +396,10 @@ class MicroVmBackend:
         """Take down what is dead and nobody's.  How many machines."""
         return await self._locked(self._reclaimer.sweep(), f"sweeping for scaler {self.name}")
 
+    async def discard(self) -> int:
+        """Remove what can be made again: for a host whose disk is full.  How many things."""
+        return await self._tools.drives.discard()
+
     async def live_vms(self) -> list[LiveVmSeen]:
         """Every machine in this scaler's folder whose process runs, tracked or not."""
         return self._reclaimer.live()

@@ -25,6 +25,7 @@ from kici.backends.firecracker.settings import (
 )
 from kici.decide.microvm_snapshot import (
     ADDRESS,
+    FOLDER,
     SPOILED_MAX,
     Make,
     abandoned,
@@ -46,7 +47,6 @@ from kici.ports.vmm import VmStart
 
 log = logging.getLogger(__name__)
 
-FOLDER: Final = ".snapshots"
 WARM_SECONDS: Final = 180.0
 """Longest that a guest may take to boot and to load what its agent needs."""
 PASS_SECONDS: Final = 0.1
