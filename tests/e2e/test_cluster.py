@@ -1,6 +1,8 @@
 """Several coordinators on one PostgreSQL: they share the work, and one that dies costs none of it."""
 
+import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -98,3 +100,52 @@ def test_a_job_that_neither_serves_is_explained_and_one_is_enough(
     first, _ = pair
     job = first.submit("true", "-l", "moon")
     assert "moon" in first.run("explain", job).stdout
+
+
+def leader(asked: CoordinatorProgram) -> str | None:
+    """The id of the coordinator that leads, as one of them says."""
+    return next((each["id"] for each in asked.admin("peers") if each["leads"]), None)
+
+
+def id_of(program: CoordinatorProgram) -> str:
+    return (program.data_dir / "instance-id").read_text().strip()
+
+
+def events(program: CoordinatorProgram) -> list[str]:
+    """Names of what it logged."""
+    return re.findall(r'"event":"([a-z_.]+)"', program.log.read_text())
+
+
+def by_rank(pair: tuple[CoordinatorProgram, CoordinatorProgram]) -> tuple[CoordinatorProgram, CoordinatorProgram]:
+    """The one that leads, and the other."""
+    until(lambda: leader(pair[0]) is not None, seconds=10, what="one of them leads")
+    return pair if leader(pair[0]) == id_of(pair[0]) else (pair[1], pair[0])
+
+
+@pytest.mark.spec("D1")
+def test_when_the_leader_is_killed_the_other_leads_within_five_seconds(
+    pair: tuple[CoordinatorProgram, CoordinatorProgram],
+) -> None:
+    first, second = by_rank(pair)
+    first.stop(signal.SIGKILL)
+    until(lambda: leader(second) == id_of(second), seconds=5, what="the other leads")
+
+
+@pytest.mark.spec("D1", "D6")
+def test_a_leader_that_is_paused_beyond_its_term_does_nothing_more_as_leader(
+    pair: tuple[CoordinatorProgram, CoordinatorProgram],
+) -> None:
+    first, second = by_rank(pair)
+    assert first.process is not None
+    before = events(first)
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: leader(second) == id_of(second), seconds=10, what="the other leads")
+        time.sleep(8)  # a beat and several chores are overdue when it goes on
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    until(lambda: "term.lost" in events(first)[len(before) :], seconds=10, what="it knows that its term is over")
+    for _ in range(5):
+        assert leader(first) == id_of(second) == leader(second)
+    assert "term.won" not in events(first)[len(before) :]
+    assert first.run("run", "-l", "a", "--", "true").returncode == 0, "it works on, as one of several"
