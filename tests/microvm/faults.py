@@ -4,25 +4,34 @@ Each case arranges its fault on a bench and says which machine it is about.  `do
 comes of running them all.
 """
 
+import asyncio
+import ctypes
 import os
 import re
 import signal
+import struct
 import subprocess
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import pytest
 from tests.microvm.real_bench import BRIDGE, SCALER, RealMicroVmBench, a_set
 
 from kici.adapters.host_commands import HostCommands
 from kici.adapters.ipam import AddressPool, MemoryAddresses
 from kici.decide.microvm import Bridge
-from kici.domain.errors import KiciError
+from kici.domain.errors import KiciError, Retryable
+from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import SpawnEventType
 from kici.testing.contracts.backend import Kind, an_id, until
 
 VM = an_id(1)
+CAP_KILL = 5
+_CAPABILITY_VERSION = 0x20080522
 
 
 @dataclass(frozen=True)
@@ -37,11 +46,20 @@ class Fault:
     """A pattern that what the operator sees matches."""
     during: Callable[[RealMicroVmBench], Awaitable[None]] | None = None
     """Once the machine runs."""
+    story: Callable[[RealMicroVmBench], Awaitable[str]] | None = None
+    """Once the machine runs, where it is not its start that fails: it goes wrong and is over; what is told."""
     heals: bool = False
     """The machine is made in spite of it."""
     after: str = "nothing is left"
+    seen: str = "a line in the log"
+    """Where nothing is told."""
     when_started: bool = False
     """Arrange it after the bench has started and the bridge is up."""
+
+    @property
+    def runs(self) -> bool:
+        """The machine is there in the end."""
+        return self.heals and not self.told and self.story is None
 
 
 def _set(bench: RealMicroVmBench, **changes: object) -> None:
@@ -123,6 +141,59 @@ async def _crash(bench: RealMicroVmBench) -> None:
     os.kill(bench.vmm_pids()[VM], signal.SIGKILL)
 
 
+def _address_taken(bench: RealMicroVmBench) -> None:
+    bench.pool = AddressPool()
+    MemoryAddresses(bench.pool, bridge=bench.bridge, scaler=SCALER).restore(an_id(9), bench.bridge.cidr[2])
+
+
+async def _agent_crashes(bench: RealMicroVmBench) -> str:
+    """A coordinator that hangs up is the end of an agent without a coordinator, and so of its guest."""
+    writers: list[asyncio.StreamWriter] = []
+    met = asyncio.Event()
+
+    def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        met.set()
+
+    async with await asyncio.start_server(meet, "0.0.0.0", 4000):
+        await met.wait()
+        bench.backend.mark_registered(VM)
+        for writer in writers:
+            writer.close()
+        await until(lambda: bool(bench.heard.exits))
+    ((_, text),) = bench.heard.exits
+    return text
+
+
+async def _no_right_to_kill(bench: RealMicroVmBench) -> str:
+    pid = bench.vmm_pids()[VM]
+    with without_capability(CAP_KILL), pytest.raises(Retryable) as caught:
+        await bench.backend.destroy(VM, ScaleDownReason.IDLE)
+    assert bench.vmm_pids() == {VM: pid}
+    left = {kind for kind, found in bench.leftovers().items() if found}
+    assert left == {"processes", "records", "folders", "control groups"}, "what it stands on stays, its network goes"
+    await bench.backend.destroy(VM, ScaleDownReason.IDLE)
+    return str(caught.value)
+
+
+async def _pid_reused(bench: RealMicroVmBench) -> str:
+    """It ends while nobody looks, and its number is another program's by the time somebody does."""
+    await bench.restart()
+    await bench.die(VM)
+    pid_file = bench.settings.base / "firecracker" / VM / "root/firecracker.pid"
+    other = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        await asyncio.to_thread(pid_file.write_text, str(other.pid))
+        os.utime(pid_file, (time.time() - 3600, time.time() - 3600))
+        assert await bench.backend.recover(frozenset({VM})) == ()
+        await bench.backend.cleanup_orphans(frozenset())
+        assert other.returncode is None, "it is not ours to end"
+        return ""
+    finally:
+        other.kill()
+        await other.wait()
+
+
 def _boot(how: str) -> Callable[[RealMicroVmBench], None]:
     return lambda bench: _set(bench, env={"TG_BOOT": how})
 
@@ -152,6 +223,14 @@ FAULTS = (
     Fault("the disk is full", _full_disk, r"there is no space left on the disk of"),
     Fault("all addresses are taken", _no_address, r"no available IPs: every address of 10\.200\.0\.0/30 has a microVM"),
     Fault(
+        "the lowest address is taken",
+        _address_taken,
+        "",
+        heals=True,
+        after="it gets the next one; it runs",
+        seen="nothing",
+    ),
+    Fault(
         "an interface of its name exists",
         _tap_taken,
         r"there is an interface kici-00000001 already",
@@ -178,6 +257,29 @@ FAULTS = (
         during=_crash,
         heals=True,
     ),
+    Fault(
+        "the agent crashes after it registered",
+        lambda b: _set(b, env={}),
+        r"microVM .* exited",
+        story=_agent_crashes,
+        heals=True,
+    ),
+    Fault(
+        "we have no right to end its process",
+        lambda b: None,
+        r"process \d+ of a microVM is another user's, and we may not end it: give us CAP_KILL",
+        story=_no_right_to_kill,
+        heals=True,
+        after="its network goes at once, process and files stay tracked; nothing is left once we may",
+    ),
+    Fault(
+        "its process is gone and the number another program's",
+        lambda b: None,
+        "",
+        story=_pid_reused,
+        heals=True,
+        after="that program gets no signal; nothing is left of the machine",
+    ),
 )
 
 
@@ -199,6 +301,8 @@ async def play(bench: RealMicroVmBench, fault: Fault) -> str:
         assert [one.detail for one in bench.heard.failures(VM)] == [raised], "told once, and as it was raised"
         return raised
     assert fault.heals, "the machine was made"
+    if fault.story is not None:
+        return await fault.story(bench)
     if fault.during is not None:
         await fault.during(bench)
     if not fault.told:
@@ -207,6 +311,22 @@ async def play(bench: RealMicroVmBench, fault: Fault) -> str:
     (failure,) = bench.heard.failures(VM)
     assert failure.type is SpawnEventType.FAILED
     return failure.detail
+
+
+@contextmanager
+def without_capability(number: int) -> Iterator[None]:
+    """This thread may not do what root may, as long as the block runs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    assert libc.capget(header, data) == 0, os.strerror(ctypes.get_errno())
+    before = data.raw
+    (effective,) = struct.unpack_from("=I", before)
+    assert libc.capset(header, struct.pack("=I", effective & ~(1 << number)) + before[4:]) == 0
+    try:
+        yield
+    finally:
+        assert libc.capset(header, before) == 0
 
 
 async def _done(work: Awaitable[None] | None) -> None:

@@ -130,6 +130,35 @@ async def test_a_guest_that_does_not_listen_is_ended_after_a_while() -> None:
         assert asyncio.get_running_loop().time() - began == pytest.approx(SETTINGS.stop_seconds)
 
 
+@pytest.mark.spec("scaler 36.18.4")
+@virtual
+async def test_a_guest_that_ends_before_it_registers_fails_its_spawn_and_frees_its_place() -> None:
+    async with fake_microvms() as bench:
+        order = bench.order(VM, Kind.LIVES)
+        bench.host.script = replace(bench.host.script, lives_seconds=5.0)
+        await bench.backend.spawn(order, bench.heard.on_event)
+        await asyncio.sleep(4.9)
+        assert (bench.backend.active_count(), bench.heard.failures(VM)) == (1, [])
+        await asyncio.sleep(2)
+        assert (bench.backend.active_count(), len(bench.heard.failures(VM))) == (0, 1)
+        assert not bench.on_host()
+        assert bench.heard.exits == [], "it was told once, as a spawn that failed"
+
+
+@pytest.mark.spec("scaler 36.18.5")
+@virtual
+async def test_a_guest_that_ends_after_it_registered_is_no_failed_spawn() -> None:
+    async with fake_microvms() as bench:
+        order = bench.order(VM, Kind.LIVES)
+        bench.host.script = replace(bench.host.script, lives_seconds=5.0)
+        await bench.backend.spawn(order, bench.heard.on_event)
+        bench.backend.mark_registered(VM)
+        await asyncio.sleep(7)
+        assert bench.heard.failures(VM) == []
+        assert [vm_id for vm_id, _ in bench.heard.exits] == [VM]
+        assert not bench.on_host()
+
+
 @virtual
 async def test_a_bridge_that_breaks_is_mended_once_and_the_spawn_goes_on() -> None:
     async with fake_microvms() as bench:

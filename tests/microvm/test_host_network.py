@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
 
 import pytest
 from tests.microvm.lab import Namespace, namespace
 
-from kici.adapters.host_commands import HostCommands
+from kici.adapters.host_commands import CommandFailed, HostCommands
 from kici.adapters.host_network import IpHostNetwork
 from kici.decide.isolate import Needs, Policy
 from kici.decide.microvm import Bridge, guest
@@ -24,6 +25,17 @@ BRIDGE = Bridge(
 )
 ONE = guest("scaler-firecracker-00000001", IPv4Address("10.200.0.2"))
 TWO = guest("scaler-firecracker-00000002", IPv4Address("10.200.0.20"))
+
+DOCKERS = """
+table ip kici {
+    chain forward {
+        type filter hook forward priority 0; policy accept;
+        ip saddr 172.31.0.0/16 accept
+        ip daddr 172.31.0.0/16 accept
+    }
+}
+"""
+"""Rules for containers that jobs make, in a table that is almost named like ours."""
 
 
 class Counting(HostCommands):
@@ -88,6 +100,73 @@ async def test_a_bridge_is_mended_under_guests_that_keep_their_rules(host: Names
     assert (await network.health()).is_healthy
     assert await network.admitted() == admitted
     assert len(admitted) == 2
+
+
+@pytest.mark.spec("scaler 31.7.6")
+async def test_a_table_that_lacks_a_chain_gets_it(host: Namespace) -> None:
+    host.run("nft", "add", "table", "inet", BRIDGE.fence.table)
+    network = IpHostNetwork(BRIDGE, HostCommands())
+    assert not (await network.health()).is_healthy
+    await network.provision()
+    assert (await network.health()).is_healthy
+    host.run("nft", "delete", "chain", "inet", BRIDGE.fence.table, "postrouting")
+    assert "postrouting" in str(await network.health())
+    await network.provision()
+    assert (await network.health()).is_healthy
+
+
+@pytest.mark.spec("scaler 32.6.3")
+async def test_rules_that_are_not_ours_survive_everything_we_do(host: Namespace) -> None:
+    host.run("nft", "-f", "-", stdin=DOCKERS)
+    before = host.run("nft", "list", "table", "ip", "kici")
+    network = await made()
+    await join(network, ONE)
+    host.run("nft", "flush", "chain", "inet", BRIDGE.fence.table, "forward")
+    await network.provision()
+    await network.dismiss(ONE)
+    await network.teardown()
+    assert host.run("nft", "list", "table", "ip", "kici") == before
+
+
+@pytest.mark.spec("scaler 32.6.8")
+async def test_a_docker_engine_beside_us_lets_our_guests_pass_and_none_is_fine(host: Namespace) -> None:
+    network = await made()
+    assert (await network.health()).is_healthy, "without its chain"
+    host.run("iptables", "-N", "DOCKER-USER")
+    for _ in range(2):
+        await network.provision()
+        rules = host.run("iptables", "-S", "DOCKER-USER").splitlines()[1:]
+        assert sorted(rules) == [f"-A DOCKER-USER -{side} {BRIDGE.subnet} -j ACCEPT" for side in "ds"]
+    await network.teardown()
+    assert host.run("iptables", "-S", "DOCKER-USER").splitlines() == ["-N DOCKER-USER"]
+
+
+class Failing(HostCommands):
+    """Runs nothing, and fails one command with these words."""
+
+    def __init__(self, argv: tuple[str, ...], words: str) -> None:
+        super().__init__()
+        self._argv = argv
+        self._words = words
+
+    async def run(self, *argv: str, stdin: str = "", seconds: float = 30.0) -> str:
+        if argv[: len(self._argv)] == self._argv:
+            raise CommandFailed(f"{' '.join(argv)} failed", output=self._words)
+        return ""
+
+
+@pytest.mark.spec("scaler 32.6.6")
+async def test_a_link_that_exists_is_fine_and_one_that_cannot_be_set_up_is_not(tmp_path: Path) -> None:
+    exists = "RTNETLINK answers: File exists"
+
+    def network(*argv: str) -> IpHostNetwork:
+        return IpHostNetwork(BRIDGE, Failing(argv, exists), network_manager=tmp_path / "absent")
+
+    await network("ip", "link", "add").provision()
+    await network("ip", "addr", "add").provision()
+    await network("iptables").provision()
+    with pytest.raises(CommandFailed, match="ip link set kici-br0 up failed"):
+        await network("ip", "link", "set").provision()
 
 
 @pytest.mark.spec("scaler 32.6.4")

@@ -1,5 +1,6 @@
 """Several on one host: guests beside guests, scalers that share a folder, and coordinators that share the machine."""
 
+import shutil
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.microvm.orchestra import GATEWAY, PORT, firecracker_entry, orchestra
 from tests.microvm.qemu_bench import QemuBench
 from tests.microvm.real_bench import BRIDGE, RealMicroVmBench, vm_host
 
-from kici.domain.ids import ScalerName
+from kici.domain.ids import AgentId, ScalerName
 from kici.domain.spawn import ScaleDownReason
 from kici.testing.contracts.backend import Kind, an_id
 
@@ -73,6 +74,28 @@ async def test_two_scalers_that_share_a_folder_list_one_machine_and_keep_each_ot
         finally:
             await second.close()
             await first.close()
+
+
+@firecracker
+@pytest.mark.spec("scaler 34.3.6")
+async def test_only_machines_are_listed_not_what_lies_beside_them() -> None:
+    with vm_host() as (folder, network):
+        bench = RealMicroVmBench(folder, network)
+        await bench.start()
+        vm_id = AgentId("scaler-firecracker-0000000a")
+        try:
+            await bench.backend.spawn(bench.order(vm_id, Kind.LIVES), bench.heard.on_event)
+            templates = bench.settings.base / "firecracker/.overlay-templates"
+            assert list(templates.iterdir()), "what drives are copied from"
+            # Even one that looks just like a machine that runs.
+            (templates / "root").mkdir()
+            shutil.copy(bench.settings.base / "firecracker" / vm_id / "root/firecracker.pid", templates / "root")
+            assert [one.vm_id for one in await bench.backend.live_vms()] == [vm_id]
+            assert await bench.backend.sweep() == 0
+            assert templates.exists()
+            await bench.backend.destroy(vm_id, ScaleDownReason.IDLE)
+        finally:
+            await bench.close()
 
 
 @firecracker

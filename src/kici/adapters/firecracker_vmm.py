@@ -98,15 +98,20 @@ class FirecrackerVmm:
         return {"kernel": KERNEL, "initrd": INITRD, "rootfs": ROOTFS, "overlay": OVERLAY, "log": VMM_LOG}
 
     async def launch(self, spec: VmSpec) -> RunningVm:
-        wait_seconds = self._tools.socket_wait_ms() / 1000
-        what = f"starting the VMM of {spec.place.vm_id}"
+        place, seconds = spec.place, self._tools.socket_wait_ms() / 1000
+        what = f"starting the VMM of {place.vm_id}"
         try:
-            # Not cut in half: between the jailer's fork and its PID file nobody could tell what it started.
-            return await finish(self._launch(spec, wait_seconds), seconds=wait_seconds + _SPARE_SECONDS, what=what)
+            async with asyncio.timeout(seconds):
+                # Not cut in half: between the jailer's fork and its PID file nobody could tell what it started.
+                await finish(self._jailed(spec, seconds), seconds=seconds + _SPARE_SECONDS, what=what)
+                return await self._up(place)
         except BaseException as error:
-            await finish(self._end(spec.place), seconds=_SPARE_SECONDS, what=f"undoing {what}")
+            await finish(self._end(place), seconds=_SPARE_SECONDS, what=f"undoing {what}")
             if isinstance(error, TimeoutError):
-                raise Retryable(str(error)) from error
+                raise Retryable(
+                    f"the VMM of {place.vm_id} did not open its socket within {seconds:g} s "
+                    f"(firecracker_api_socket_wait_ms){_last_words(place)}"
+                ) from error
             raise
 
     async def boot(self, spec: VmSpec) -> None:
@@ -193,7 +198,8 @@ class FirecrackerVmm:
 
     # ------------------------------------------------------------------ starting
 
-    async def _launch(self, spec: VmSpec, wait_seconds: float) -> HeldVm:
+    async def _jailed(self, spec: VmSpec, seconds: float) -> None:
+        """Until the jailer has ended, which leaves the VMM's PID file.  Raises `TimeoutError`."""
         place, jail = spec.place, self._jail
         jailer = await self._tools.processes.start(
             Program(
@@ -205,18 +211,12 @@ class FirecrackerVmm:
             )
         )
         try:
-            async with asyncio.timeout(wait_seconds):
+            async with asyncio.timeout(seconds):
                 exit_ = await jailer.wait()
-                if exit_.code != 0:
-                    raise _not_started(f"the jailer {exit_} during boot", place)
-                return await self._up(place)
-        except TimeoutError as error:
-            raise Retryable(
-                f"the VMM of {place.vm_id} did not open its socket within {wait_seconds:g} s "
-                f"(firecracker_api_socket_wait_ms){_last_words(place)}"
-            ) from error
+            if exit_.code != 0:
+                raise _not_started(f"the jailer {exit_} during boot", place)
         finally:
-            if jailer.is_alive():  # stuck, or called off
+            if jailer.is_alive():  # stuck
                 await self._kill(jailer.id)
             jailer.close()
 

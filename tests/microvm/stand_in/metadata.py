@@ -67,10 +67,8 @@ class Metadata:
                 fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
                 status, kind, text = self.answer(method, target, fields)
                 data = text.encode()
-                writer.write(
-                    f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-                )
-                writer.write(data)
+                told = f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
+                writer.write(told.encode() + data)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError, ValueError):
             writer.close()
