@@ -177,10 +177,17 @@ FIRECRACKER_API_SOCKET_WAIT_MS: Final = Knob(
 )
 RUN_RETENTION_DAYS: Final = Knob(
     name="run_retention_days",
-    default=30,
+    default=90,
     minimum=0,
     unit="days",
     doc="How long finished runs are kept, with their jobs and output. 0: for ever.",
+)
+ACCESS_LOG_RETENTION_DAYS: Final = Knob(
+    name="access_log_retention_days",
+    default=365,
+    minimum=0,
+    unit="days",
+    doc="How long the access log remembers who changed what. 0: for ever.",
 )
 
 KNOBS: Final[Mapping[str, Knob]] = {
@@ -206,6 +213,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
         EVENT_ROUTER_RATE_LIMIT_PER_WORKFLOW_PER_MINUTE,
         FIRECRACKER_API_SOCKET_WAIT_MS,
         RUN_RETENTION_DAYS,
+        ACCESS_LOG_RETENTION_DAYS,
     )
 }
 

@@ -446,6 +446,10 @@ class AccessLogStore(Protocol):
 
     async def access_log(self, *, before: Mark | None, limit: int) -> list[AccessRecord]: ...
 
+    async def prune_access_log(self, *, older_than: Instant, limit: int) -> int:
+        """Delete the oldest records from before that time.  How many."""
+        ...
+
 
 class MetaStore(Protocol):
     """Small facts of the installation, such as the fingerprint of the secret key."""

@@ -1,4 +1,4 @@
-"""Old runs go: hourly, in batches that leave the store free for others in between.
+"""Old runs and old records of who did what go: hourly, in batches that leave the store free for others in between.
 
 Safe on every coordinator; one is enough, so only the leader acts.
 """
@@ -8,7 +8,7 @@ from typing import Final, Never, Protocol
 
 from kici.domain.errors import StoreDown
 from kici.domain.ids import Instant
-from kici.domain.knobs import RUN_RETENTION_DAYS
+from kici.domain.knobs import ACCESS_LOG_RETENTION_DAYS, RUN_RETENTION_DAYS, Knob
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.observe.metrics import Metrics
@@ -24,6 +24,12 @@ _DAY_MS: Final = 24 * 3600 * 1000
 
 class Prunable(Protocol):
     async def prune_jobs(self, *, older_than: Instant, limit: int) -> int: ...
+
+    async def prune_access_log(self, *, older_than: Instant, limit: int) -> int: ...
+
+
+class Prune(Protocol):
+    async def __call__(self, *, older_than: Instant, limit: int) -> int: ...
 
 
 class Retention:
@@ -49,25 +55,30 @@ class Retention:
             await self._ticker.next()
 
     async def tick(self) -> int:
-        """Delete runs that ended longer ago than the retention time.  How many jobs went."""
+        """Delete runs that ended longer ago than the retention time, and old access records.  How many jobs went."""
         if not self._is_leader():
             return 0
+        jobs = await self._prune(RUN_RETENTION_DAYS, self._store.prune_jobs)
+        self._metrics.jobs_pruned.inc(jobs)
+        if jobs:
+            emit(Event.JOBS_PRUNED, jobs=jobs)
+        _ = await self._prune(ACCESS_LOG_RETENTION_DAYS, self._store.prune_access_log)
+        return jobs
+
+    async def _prune(self, retention: Knob, prune: Prune) -> int:
         total = 0
         try:
             # Strict: remembered values might be older than an operator's wish to keep more.
-            days = (await self._settings.strict())[RUN_RETENTION_DAYS]
+            days = (await self._settings.strict())[retention]
             if days == 0:
                 return 0
             older_than = Instant(self._clock.now() - days * _DAY_MS)
             for _ in range(BATCHES_MAX):
-                pruned = await self._store.prune_jobs(older_than=older_than, limit=BATCH)
+                pruned = await prune(older_than=older_than, limit=BATCH)
                 total += pruned
-                self._metrics.jobs_pruned.inc(pruned)
                 if pruned < BATCH or not self._is_leader():
                     break
                 await self._clock.sleep(PAUSE_SECONDS)
         except StoreDown:
             pass  # an hour later is soon enough
-        if total:
-            emit(Event.JOBS_PRUNED, jobs=total)
         return total

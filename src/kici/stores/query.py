@@ -121,6 +121,7 @@ class Query(StrEnum):
     PROCESS_EVENT = "process_event"
     PROVISION_ADOPTER = "provision_adopter"
     PROVISION_NEWS = "provision_news"
+    PRUNE_ACCESS_LOG = "prune_access_log"
     PRUNE_JOBS = "prune_jobs"
     PURGE_AGENT_TOKENS = "purge_agent_tokens"
     PURGE_CLAIMS = "purge_claims"

@@ -91,6 +91,9 @@ class AccessLog(Part):
         rows = await self._database.read(Query.ACCESS_LOG, params)
         return [access_from(row) for row in rows]
 
+    async def prune_access_log(self, *, older_than: Instant, limit: int) -> int:
+        return len(await self._write(Query.PRUNE_ACCESS_LOG, {"older_than": older_than, "limit": limit}))
+
 
 class Facts(Part):
     """`ports.store.MetaStore`."""

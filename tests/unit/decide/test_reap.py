@@ -82,7 +82,7 @@ def test_one_that_nobody_owns_is_never_condemned() -> None:
     assert judged(replace(BOOTING, owner_instance_id=InstanceId("")), 10**9) is None
 
 
-@pytest.mark.spec("scaler 26.9.11")
+@pytest.mark.spec("scaler 26.9.11", "T8.6")
 def test_the_grace_has_a_floor() -> None:
     assert replace(WINDOWS, flap_grace_ms=1000).grace_ms == 120_000 == 2 * PRESENT_MS
     assert replace(WINDOWS, flap_grace_ms=500_000).grace_ms == 500_000

@@ -85,7 +85,7 @@ async def test_an_agent_that_blinks_is_never_touched(bench: CloudBench) -> None:
     assert bench.cloud.told(SCALE_DOWN) == []
 
 
-@pytest.mark.spec("scaler 26.9.9")
+@pytest.mark.spec("scaler 26.9.9", "T8.1")
 @clouded()
 async def test_a_changed_pace_is_taken_over(bench: CloudBench) -> None:
     node = await leads(bench)

@@ -3,6 +3,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kici.domain.access import AccessRecord
 from kici.domain.ids import JobId, RunId
 from kici.domain.job import JobStatus, Outcome
 from kici.observe.metrics import Metrics
@@ -46,6 +47,11 @@ class World:
         claim = Claim(agent_id=AGENT, instance_id=HERE, ack_ms=1000)
         await self.store.submit(a_new_run(id=RunId(f"run-{number}")), [job], claim=claim)
 
+    async def acts(self, action: str) -> None:
+        await self.store.record_access(
+            AccessRecord(at=self.clock.now(), actor="ann", action=action, target="t", outcome="ok")
+        )
+
     async def left(self) -> set[str]:
         return {job.id for job in await self.store.jobs(JobFilter(limit=1000))}
 
@@ -61,11 +67,11 @@ async def a_world() -> AsyncIterator[World]:
 
 
 @virtual
-async def test_ended_runs_go_after_thirty_days_and_live_ones_stay() -> None:
+async def test_ended_runs_go_after_ninety_days_and_live_ones_stay() -> None:
     async with a_world() as world:
         await world.ended_run(1)
         await world.live_run(2)
-        world.pass_days(30)
+        world.pass_days(90)
         assert await world.retention.tick() == 0
         world.pass_days(1)
         assert await world.retention.tick() == 1
@@ -89,7 +95,7 @@ async def test_many_go_in_batches_with_pauses_in_between(monkeypatch: pytest.Mon
     async with a_world() as world:
         for number in range(10):
             await world.ended_run(number)
-        world.pass_days(31)
+        world.pass_days(91)
         before = world.clock.monotonic()
         assert await world.retention.tick() == 10
         assert world.clock.monotonic() - before == pytest.approx(3 * module.PAUSE_SECONDS)
@@ -102,7 +108,7 @@ async def test_one_pass_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_world() as world:
         for number in range(5):
             await world.ended_run(number)
-        world.pass_days(31)
+        world.pass_days(91)
         assert await world.retention.tick() == 2
         assert await world.retention.tick() == 2
 
@@ -111,7 +117,7 @@ async def test_one_pass_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_only_the_leader_deletes() -> None:
     async with a_world() as world:
         await world.ended_run(1)
-        world.pass_days(31)
+        world.pass_days(91)
         world.is_leader = False
         assert await world.retention.tick() == 0
         world.is_leader = True
@@ -122,9 +128,30 @@ async def test_only_the_leader_deletes() -> None:
 async def test_nothing_is_deleted_on_remembered_settings() -> None:
     async with a_world() as world:
         await world.ended_run(1)
-        world.pass_days(31)
+        world.pass_days(91)
         world.faults.is_down = True
         assert await world.retention.tick() == 0
         world.faults.is_down = False
         await world.clock.sleep(60)
         assert await world.retention.tick() == 1
+
+
+async def remembered(world: World) -> list[str]:
+    return [record.action for record in await world.store.access_log(before=None, limit=10)]
+
+
+@virtual
+async def test_the_access_log_remembers_a_year_and_no_longer() -> None:
+    async with a_world() as world:
+        await world.acts("token.revoke")
+        world.pass_days(300)
+        await world.acts("token.create")
+        await world.retention.tick()
+        assert await remembered(world) == ["token.create", "token.revoke"]
+        world.pass_days(66)
+        await world.retention.tick()
+        assert await remembered(world) == ["token.create"]
+        await world.settings.patch(None, {"access_log_retention_days": 0})
+        world.pass_days(10_000)
+        await world.retention.tick()
+        assert await remembered(world) == ["token.create"]

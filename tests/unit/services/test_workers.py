@@ -82,6 +82,21 @@ async def test_a_job_runs_on_the_host_of_a_worker(bench: Bench) -> None:
     await worker.leaves()
 
 
+@pytest.mark.spec("T8.7")
+@benched()
+async def test_a_changed_life_of_tokens_counts_for_the_next_agent_of_a_worker(bench: Bench) -> None:
+    await a_worker(bench)
+    await bench.coordinator.settings.patch(None, {"agent_token_ttl_ms": 7_200_000})
+    await bench.passes(12)
+    before = bench.clock.now()
+    await a_running_job(bench)
+    (row,) = await bench.spawns()
+    assert row.token_id is not None
+    (token,) = [each for each in await bench.store.agent_tokens(limit=10) if each.id == row.token_id]
+    assert token.expires_at is not None
+    assert token.expires_at - before == pytest.approx(7_200_000, abs=5_000)
+
+
 @benched(a_scaler("near", ("linux", "near")), max_agents=1)
 async def test_scalers_of_this_host_and_of_workers_are_asked_alike_each_under_its_hosts_caps(bench: Bench) -> None:
     worker = await a_worker(bench)

@@ -177,6 +177,10 @@ async def keeps_the_access_log(store: Store) -> None:
     newest = replace(records[0], at=after(4), detail="why \ufffd")
     # The second page ends between two of one millisecond.
     assert pages == [[newest, records[3]], [records[2], records[1]], [records[0]]]
+    assert await store.prune_access_log(older_than=after(3), limit=2) == 2
+    assert await store.prune_access_log(older_than=after(3), limit=2) == 1
+    assert await store.prune_access_log(older_than=after(3), limit=2) == 0
+    assert [each.at for each in await store.access_log(before=None, limit=9)] == [after(4), after(3)]
 
 
 async def keeps_small_facts(store: Store) -> None:
