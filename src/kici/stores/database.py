@@ -33,6 +33,8 @@ class Step:
     told_apart_by: str | None = None
     """A parameter, and the column of its rows with the same value.  An engine may write several units as one, when the
     last step of each has this; steps without it are then run once for all."""
+    alike_in: str | None = None
+    """A parameter in which all those that are written together agree."""
 
 
 class Database(Protocol):
@@ -57,9 +59,11 @@ class Part:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def _write(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+    async def _write(
+        self, query: Query, params: Params, *, told_apart_by: str | None = None, alike_in: str | None = None
+    ) -> Rows:
         """Run one writing query as a unit of its own, or with others like it (see `Step`)."""
-        results = await self._database.unit((Step(query, params, told_apart_by=told_apart_by),))
+        results = await self._database.unit((Step(query, params, told_apart_by=told_apart_by, alike_in=alike_in),))
         assert results is not None, query
         return results[0]
 

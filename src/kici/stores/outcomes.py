@@ -19,7 +19,7 @@ from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.domain.verdict import AtCap, CapName, Dimension
 from kici.ports.event_store import Ended, SharedDeferral
 from kici.stores.database import Params, Row, Step
-from kici.stores.events import emit_params, emit_step, lock_steps
+from kici.stores.events import emit_params, emit_step
 from kici.stores.query import Query
 from kici.stores.rows import clean_text, to_json
 from kici.stores.spawns import Spawns, reservation_params, spawn_params
@@ -36,16 +36,12 @@ class Provisions(Spawns):
             **reservation_params(reservation),
             "agents_max": rules.agents_max,
             "may_probe": rules.may_probe,
+            "lock_name": f"kici:scaler:cap|{spawn.scaler}",
+            "lock_wait_ms": max(1, rules.lock_wait_ms),
             "now": now,
         }
-        steps = [
-            *lock_steps(f"kici:scaler:cap|{spawn.scaler}", rules.lock_wait_ms),
-            Step(Query.INSERT_CLUSTER_SPAWN, params, told_apart_by="agent_id"),
-        ]
         for _ in range(INSERT_TRIES_MAX):
-            results = await self._database.unit(steps)
-            assert results is not None
-            if results[-1]:
+            if await self._write(Query.INSERT_CLUSTER_SPAWN, params, told_apart_by="agent_id", alike_in="lock_name"):
                 return None
             (state,) = await self._database.read(Query.SLOT_STATE, {"scaler_name": spawn.scaler, "now": now})
             refused = _refused(spawn.scaler, state, rules)

@@ -191,3 +191,17 @@ async def test_a_unit_of_several_steps_shares_none_of_their_rows() -> None:
     server.answers.set()
     assert await outcomes(tasks) == ["1", "2", "3", "4", "5"]
     assert not any({"3", "4"} <= set(write) for write in server.writes)
+
+
+async def test_units_that_must_agree_in_something_are_written_apart_when_they_do_not() -> None:
+    def slot(agent: str, scaler: str) -> Unit:
+        params = {"agent_id": agent, "lock_name": scaler}
+        return (Step(Query.INSERT_CLUSTER_SPAWN, params, told_apart_by="agent_id", alike_in="lock_name"),)
+
+    server = Server()
+    units = [slot("a", "one"), slot("b", "one"), slot("x", "other"), slot("c", "one"), slot("y", "other")]
+    tasks = [asyncio.create_task(server.together.unit(unit)) for unit in units]
+    await settled()
+    server.answers.set()
+    assert await outcomes(tasks) == ["a", "b", "x", "c", "y"]
+    assert sorted(server.writes) == [["a"], ["b", "c"], ["x"], ["y"]]

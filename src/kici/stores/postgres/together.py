@@ -7,7 +7,7 @@ unit is run alone, so that one that fails takes no other with it.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,7 +65,9 @@ class Together:
         """Run a unit whose last step says by which column its rows are told apart.  Only its first may be a guard."""
         kind = _kind(unit)
         kin = self._kinds.setdefault(kind, _Kin())
-        if kin.lanes_busy == (1 if unit[0].told_apart_by is None else LANES):  # beside a lock, another would only wait
+        if kin.lanes_busy == (
+            1 if _takes_a_lock(unit[0]) else LANES
+        ):  # another would wait for that, and keep a connection
             outcome = await self._wait(kind, kin, unit)
             if not isinstance(outcome, _Turn):
                 return _given(outcome)
@@ -132,6 +134,10 @@ class Together:
             return error
 
 
+def _takes_a_lock(step: Step) -> bool:
+    return step.told_apart_by is None or step.alike_in is not None
+
+
 def _gathered(unit: Unit, waiting: deque[_Waiting]) -> list[_Waiting]:
     """Take those that can be written with `unit`, up to the first whose rows could not be told from another's."""
     names = _names(unit)
@@ -148,7 +154,13 @@ def _names(unit: Unit) -> set[tuple[Query, object]]:
 
 def _kind(unit: Unit) -> _Kind:
     """What units that are written together have in common: their queries, and all of the steps that are run once."""
-    return tuple((step.query, *(step.params.items() if step.told_apart_by is None else ())) for step in unit)
+    return tuple((step.query, *_common(step)) for step in unit)
+
+
+def _common(step: Step) -> Iterable[object]:
+    if step.told_apart_by is None:
+        return step.params.items()
+    return () if step.alike_in is None else (step.params[step.alike_in],)
 
 
 def _given(outcome: Outcome) -> Result:

@@ -16,7 +16,7 @@ SELECT
 FROM (SELECT 1) AS one LEFT JOIN scaler_deferrals AS deferral ON deferral.scaler_name = :scaler_name;
 
 -- name: insert_cluster_spawn
--- Write an event spawn and its reservation, if the scaler has room in the cluster and is not deferred.
+-- Write an event spawn and its reservation, under the scaler's lock, if it has room in the cluster and is not deferred.
 WITH made AS (
     INSERT INTO scaler_spawning_agents (
         agent_id, scaler_name, backend_type, state, label_set, labels, mandatory_labels, shape, machine_pool,
@@ -29,20 +29,10 @@ WITH made AS (
         :token_id::TEXT, :owner_instance_id::TEXT, :worker_id::TEXT, :bound_job_id::TEXT, :run_id::TEXT, :org::TEXT,
         :job_image::BOOLEAN, :reuse_idle_seconds::DOUBLE PRECISION, :reuse_max_jobs::INTEGER,
         COALESCE(:now::BIGINT, now_ms())
-    WHERE (
-            SELECT count(*) FROM scaler_spawning_agents
-            WHERE scaler_name = :scaler_name AND backend_type = 'event'
-        ) < :agents_max::BIGINT
-        AND NOT EXISTS (
-            SELECT 1 FROM scaler_deferrals AS deferral
-            WHERE deferral.scaler_name = :scaler_name AND deferral.failures > 0 AND (
-                (COALESCE(:now, now_ms()) >= deferral.updated_at AND COALESCE(:now, now_ms()) < deferral.until AND NOT :may_probe::BOOLEAN)
-                OR EXISTS (
-                    SELECT 1 FROM scaler_spawning_agents AS probe
-                    WHERE probe.agent_id = deferral.probe_agent_id AND probe.state = 'booting'
-                )
-            )
-        )
+    WHERE has_event_slot(
+        :lock_name::TEXT, :lock_wait_ms::BIGINT, :scaler_name::TEXT, :agents_max::BIGINT, :may_probe::BOOLEAN,
+        COALESCE(:now, now_ms())
+    )
     ON CONFLICT (bound_job_id) WHERE state IN ('booting', 'registered') DO NOTHING
     RETURNING agent_id
 ),

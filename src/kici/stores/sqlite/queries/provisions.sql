@@ -16,7 +16,7 @@ SELECT
 FROM (SELECT 1) LEFT JOIN scaler_deferrals AS deferral ON deferral.scaler_name = :scaler_name;
 
 -- name: insert_cluster_spawn
--- Write an event spawn and its reservation, if the scaler has room in the cluster and is not deferred.
+-- Write an event spawn and its reservation, under the scaler's lock, if it has room in the cluster and is not deferred.
 INSERT INTO scaler_spawning_agents (
     agent_id, scaler_name, backend_type, state, label_set, labels, mandatory_labels, shape, machine_pool,
     provisioning_targets, roles, token_id, owner_instance_id, worker_id, bound_job_id, run_id, org, job_image,
@@ -30,6 +30,7 @@ WHERE (
         SELECT count(*) FROM scaler_spawning_agents INDEXED BY scaler_spawning_agents_event
         WHERE scaler_name = :scaler_name AND backend_type = 'event'
     ) < :agents_max
+    AND :lock_name IS NOT NULL AND :lock_wait_ms IS NOT NULL  -- units wait for nobody here
     AND NOT EXISTS (
         SELECT 1 FROM scaler_deferrals AS deferral
         WHERE deferral.scaler_name = :scaler_name AND deferral.failures > 0 AND (

@@ -1,0 +1,1 @@
+-- Nothing: here units wait for nobody, and the count is part of the statement that writes the spawn.
