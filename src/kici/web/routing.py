@@ -100,6 +100,8 @@ class Route:
     method: str
     path: str
     needs: Permission | Access
+    unscoped: bool = False
+    """Not for tokens that are limited to some secret contexts: it concerns the whole host, whosever jobs run there."""
     act: Act
     """Answers an `answer`, an `Answer` around one, or a response of its own."""
     summary: str
@@ -195,11 +197,11 @@ class Plumbing:
         if actor is None:
             detail = "a bearer token is needed (Authorization: Bearer <token>) that is neither expired nor revoked"
             raise ProblemError(HTTPStatus.UNAUTHORIZED, detail, headers={"WWW-Authenticate": 'Bearer realm="kici"'})
-        if isinstance(route.needs, Permission) and not actor.may(route.needs):
-            detail = f"{actor.name} ({actor.role.value}) lacks the permission {route.needs.value}"
+        lack = _lack(route, actor)
+        if lack is not None:
             if route.audit is not None:
-                await self._record(request, route, actor, "denied", detail)
-            raise ProblemError(HTTPStatus.FORBIDDEN, detail)
+                await self._record(request, route, actor, "denied", lack)
+            raise ProblemError(HTTPStatus.FORBIDDEN, lack)
         return actor
 
     async def _actor(self, request: web.Request) -> Actor | None:
@@ -227,6 +229,16 @@ class Plumbing:
                 detail=detail[:500],
             )
         )
+
+
+def _lack(route: Route, actor: Actor) -> str | None:
+    """Why this caller may not; None: it may."""
+    who = f"{actor.name} ({actor.role.value})"
+    if isinstance(route.needs, Permission) and not actor.may(route.needs):
+        return f"{who} lacks the permission {route.needs.value}"
+    if route.unscoped and actor.secret_contexts is not None:
+        return f"the token of {who} is limited to some secret contexts; this takes one without such a limit"
+    return None
 
 
 def _is_same_origin(request: web.Request) -> bool:

@@ -1,5 +1,6 @@
 """Routes of live microVMs: who may, what is refused before anybody is asked, what an answer looks like."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,23 @@ async def test_who_may_read_may_not_stop(client: Client, fake: FakeSurface) -> N
     assert (await client.get(PATH, headers=bearer("submitter"))).status == 403
     assert (await client.get(PATH)).status == 401
     assert fake.live_vms.stops == []
+
+
+@pytest.mark.spec("scaler 42.7.2")
+@pytest.mark.parametrize("role", ["owner", "admin", "auditor"])
+async def test_a_token_for_some_contexts_only_says_nothing_about_the_host(
+    client: Client, fake: FakeSurface, role: str
+) -> None:
+    fake.live_vms.add(a_live_vm(1))
+    fake.tokens.api["limited"] = replace(fake.tokens.api[role], secret_contexts=frozenset({"deploy"}))
+    response = await client.get(PATH, headers=bearer("limited"))
+    assert (response.status, "limited to some secret contexts" in (await response.json())["detail"]) == (403, True)
+    assert (await stop(client, {"vmIds": [VM]}, role="limited"))[0] == 403
+    assert fake.live_vms.stops == []
+    assert [(each.action, each.outcome) for each in fake.access_log.records] == [
+        ("scaler.orphans.read", "denied"),
+        ("scaler.orphan.stop", "denied"),
+    ]
 
 
 async def test_each_machine_has_its_result_in_order(client: Client, fake: FakeSurface) -> None:

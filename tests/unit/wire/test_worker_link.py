@@ -16,13 +16,16 @@ from kici.wire.worker_messages import (
     DestroyAgent,
     LinkClose,
     MarkRegistered,
+    ReapAgent,
     Refused,
+    SweepOrphans,
     Welcome,
     WorkerBeat,
     WorkerHello,
     WorkerInventory,
     WorkerJoin,
     WorkerOffer,
+    WorkerOrder,
     WorkerProof,
 )
 from kici.wire.worker_proof import COORDINATOR, WORKER, hash_of, is_proof, proof_of
@@ -161,6 +164,25 @@ def test_orders_and_reports_pass_once_linked_and_what_is_unknown_is_answered() -
     unknown = b'{"type": "a.newer.message", "x": 1}'
     assert talk.gate.receive(unknown, talk.now) == [worker_gate.Send(Unsupported(what="a.newer.message"))]
     assert talk.half.receive(unknown, talk.now) == [worker_half.Send(Unsupported(what="a.newer.message"))]
+
+
+@pytest.mark.spec("scaler 42.7.7")
+@pytest.mark.parametrize(
+    "order",
+    [
+        SweepOrphans(request_id="1", scaler="vms", owned=()),
+        ReapAgent(request_id="1", agent_id="a"),
+        DestroyAgent(request_id="1", agent_id="a", reason="idle"),
+    ],
+)
+def test_a_worker_gives_no_orders_about_what_runs_elsewhere(order: WorkerOrder) -> None:
+    talk = Talk()
+    talk.linked()
+    (answer,) = talk.gate.receive(encode(order), talk.now)
+    assert isinstance(answer, worker_gate.Send)
+    assert isinstance(answer.message, Unsupported)
+    asked = b'{"type": "scaler.orphans", "action": "stop", "vmIds": ["a"]}'
+    assert talk.gate.receive(asked, talk.now) == [worker_gate.Send(Unsupported(what="scaler.orphans"))]
 
 
 def test_repeated_greetings_change_nothing_once_linked() -> None:
