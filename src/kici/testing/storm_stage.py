@@ -9,12 +9,13 @@ import shutil
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from kici.domain.agent import AgentSession
 from kici.domain.errors import StoreDown
 from kici.domain.ids import InstanceId, JobId
 from kici.domain.job import Job
@@ -105,7 +106,8 @@ def marks() -> set[str]:
 class Stage:
     """Entering starts everything and returns when everybody knows everybody."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinators: Sequence[str] = COORDINATORS, workers: Sequence[str] = WORKERS) -> None:
+        self._names = (tuple(coordinators), tuple(workers))
         self.folder = Path(tempfile.mkdtemp(prefix="kici-storm-"))
         self.starts = self.folder / "starts"
         """One file for each job, in which its script says that it starts and that it ends."""
@@ -163,6 +165,15 @@ class Stage:
             found.setdefault(job.name, []).append(job)
         return found
 
+    def holders(self) -> dict[str, str]:
+        """The host of the coordinator that each connected agent is with."""
+
+        async def ask(store: Store) -> list[AgentSession]:
+            return await store.sessions(instance_id=None, limit=ROWS_MAX)
+
+        hosts = {id_of(program): host for host, program in self.coordinators.items()}
+        return {row.agent_id: hosts[row.instance_id] for row in self._runner.run(self._with_store(ask))}
+
     def rows(self) -> dict[str, int]:
         """Rows of what should be gone when nothing runs, by what they are."""
 
@@ -199,7 +210,8 @@ class Stage:
     def _start(self) -> None:
         self.starts.mkdir()
         self._stack.callback(self._runner.close)
-        self.network = self._stack.enter_context(NetworkLab([DATABASE, *COORDINATORS, *WORKERS]))
+        coordinators, workers = self._names
+        self.network = self._stack.enter_context(NetworkLab([DATABASE, *coordinators, *workers]))
         self.postgres = Cluster(
             Path(tempfile.mkdtemp(prefix="kici-storm-db-")),
             address=self.network.address(DATABASE),
@@ -211,11 +223,11 @@ class Stage:
         self.postgres.lets_in(NETWORK)
         self.postgres.start()
         self._stack.callback(self.postgres.stop)
-        for host in COORDINATORS:
+        for host in coordinators:
             self.coordinators[host] = self._stack.enter_context(self._coordinator(host))
-        first = self.coordinators[COORDINATORS[0]]
-        urls = [f"http://{self.network.address(host)}:{PORT}" for host in COORDINATORS]
-        for host in WORKERS:
+        first = self.coordinators[coordinators[0]]
+        urls = [f"http://{self.network.address(host)}:{PORT}" for host in coordinators]
+        for host in workers:
             self.workers[host] = self._stack.enter_context(self._worker(host, urls).takes_token(first))
         until(self._is_whole, seconds=60, what="all coordinators and workers know each other")
 
@@ -241,9 +253,10 @@ class Stage:
         return worker
 
     def _is_whole(self) -> bool:
-        peers = self.coordinators[COORDINATORS[0]].admin("peers")
+        coordinators, workers = self._names
+        peers = self.coordinators[coordinators[0]].admin("peers")
         links = [len(each["linkedTo"]) for each in peers if each["role"] == "worker"]
-        return len(peers) == len(CAPS) and links == [len(COORDINATORS)] * len(WORKERS)
+        return len(peers) == len(self.programs) and links == [len(coordinators)] * len(workers)
 
     async def _with_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
         store = open_postgres(self.postgres.local_url)
