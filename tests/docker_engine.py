@@ -121,9 +121,9 @@ class Lab:
             assert time.monotonic() < deadline, f"dockerd does not answer:\n{log.read_text()[-4000:]}"
             time.sleep(0.05)
 
-    def stop_engine(self) -> None:
+    def stop_engine(self, number: signal.Signals = signal.SIGTERM) -> None:
         if self._daemon is not None:
-            self._daemon.send_signal(signal.SIGTERM)
+            self._daemon.send_signal(number)
             self._daemon.wait(timeout=60)
             self._daemon = None
 

@@ -11,7 +11,7 @@ from tests.unit.backends.test_container import a_bench, error_of, in_image
 from kici.backends.container.backend import SWEEP_AT_ONCE
 from kici.decide.container_plan import AGENT
 from kici.domain.errors import DeterministicRefusal, Retryable
-from kici.ports.engine import ContainerInfo, EngineAddress
+from kici.ports.engine import ContainerInfo, EngineAddress, EngineDown, EngineEvent
 from kici.testing.contracts.backend import Kind, an_id
 from kici.testing.fake_engine import ADDRESS, EngineRoom, FakeEngine, ImageScript, InRegistry
 from kici.testing.virtual_time import virtual
@@ -135,6 +135,29 @@ async def test_two_hundred_orphans_go_a_few_at_a_time_and_one_that_resists_holds
     assert bench.room.agents() == {an_id(7), an_id(999)}
     assert Stubborn.most == SWEEP_AT_ONCE
     bench.room.remove(next(each for each in bench.room.containers.values() if each.spec.name == an_id(7)))
+    await bench.close()
+
+
+class Deaf(FakeEngine):
+    """Takes the request for events, as a socket without an engine behind it does, and then is not there."""
+
+    tries = 0
+
+    async def events(self, labels: Mapping[str, str]) -> AsyncIterator[EngineEvent | None]:
+        type(self).tries += 1
+        yield None
+        raise EngineDown("connection refused")
+
+
+@virtual
+async def test_an_engine_that_is_away_is_asked_ever_more_rarely_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = await a_bench(OtherEngineBench(Deaf))
+    _ = await bench.backend.spawn(bench.order(an_id(1), Kind.LIVES), bench.heard.on_event)
+    await asyncio.sleep(60)
+    assert 10 < Deaf.tries < 25
+    assert [record.message for record in caplog.records].count("engine.silent") == 1
     await bench.close()
 
 

@@ -64,17 +64,18 @@ class Watch:
     async def _listen(self) -> Never:
         failures = 0
         while True:
+            began = self._clock.monotonic()
             try:
                 async for event in self._house().engine.events(self._labels):
-                    failures = 0
                     if event is None:
                         self._see_all()  # what happened before was not heard
                     elif event.action in ENDS:
                         self.look(AgentId(event.labels.get(AGENT, "")))
             except KiciError as error:
-                if failures == 0:
+                if failures == 0 or self._clock.monotonic() - began > RETRY_SECONDS_MAX:
                     log.warning("engine.silent", extra={"kici": {"error": str(error)}})
-            failures += 1
+            # That the engine was asked is no sign of life: only that it was heard for a while.
+            failures = 1 if self._clock.monotonic() - began > RETRY_SECONDS_MAX else failures + 1
             await self._clock.sleep(exponential(failures, base=RETRY_SECONDS, maximum=RETRY_SECONDS_MAX))
 
     async def _look(self) -> Never:
