@@ -79,6 +79,33 @@ def state_machines() -> str:
 
 # --- statements
 
+ADR: Final = "../adr"
+REPLACED: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
+    (("scaler 1.8.14", "scaler 6.4.4", "scaler 18.14.10"), "D24: `512Mi` is as good as `512m`; neither is an error"),
+    (
+        ("scaler 13.9.9",),
+        f"D14: a deferral outlives a restart, and a fresh process may probe once "
+        f"([0015]({ADR}/0015-one-backoff-for-one-provider.md))",
+    ),
+    (
+        ("scaler 20.6.2",),
+        f"D28: local spawns are taken up again from the records of their host ([0011]({ADR}/0011-records-survive.md))",
+    ),
+    (
+        ("scaler 38.7.3", "scaler 38.7.4", "scaler 38.7.7"),
+        "D18: a lock that the agent itself holds proves that a row lives, no lock is ever stolen, and of caps that "
+        "disagree the smallest counts",
+    ),
+    (("scaler 41.4.2", "scaler 41.4.4"), "D6: each coordinator sweeps for the scalers it can reach, leader or not"),
+    (
+        ("scaler 46.4.5",),
+        "D10, D31: an agent of a scaler ends after its job; without any coordinator it ends by its orphan timeout",
+    ),
+    (("T3.1",), "D10: a scaler-made agent exits once the end of its job is acknowledged"),
+    (("T4.10",), f"D2: work is claimed and never rerouted ([0002]({ADR}/0002-pull-not-push.md))"),
+)
+"""Statements of the specification in whose place something else holds, and what."""
+
 
 def marked(path: Path) -> Iterator[tuple[str, str]]:
     """Each statement that a `pytest.mark.spec(...)` in this file names, with the test that it stands on."""
@@ -103,7 +130,7 @@ def _is_pytestmark(node: ast.stmt) -> bool:
 
 def specs(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.spec":
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"pytest.mark.spec", "shows"}:
             yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
 
 
@@ -121,8 +148,15 @@ def statements() -> str:
         for statement, test in marked(path):
             link = f"[{path.name}](../../{path.relative_to(ROOT).as_posix()}) {test}"
             shown.setdefault(statement, []).append(link)
-    rows = [f"| {name} | {'<br>'.join(sorted(set(shown[name])))} |\n" for name in sorted(shown, key=order)]
-    head = f"# Statements\n\n{GENERATED}\nWhich test shows which numbered statement of the specification.\n\n"
+    instead = {name: f"replaced by {rule}" for names, rule in REPLACED for name in names}
+    rows = []
+    for name in sorted(shown.keys() | instead.keys(), key=order):
+        cell = [*([instead[name]] if name in instead else []), *sorted(set(shown.get(name, ())))]
+        rows.append(f"| {name} | {'<br>'.join(cell)} |\n")
+    head = (
+        f"# Statements\n\n{GENERATED}\nWhich test shows which numbered statement of the specification. Where a "
+        "decision replaces one, its row says what holds instead; tests beside it show that.\n\n"
+    )
     return head + "| statement | shown by |\n| --- | --- |\n" + "".join(rows)
 
 
