@@ -49,3 +49,8 @@ def find_engine(
         f"no container engine found: {' and '.join(tried) or 'nothing'} tried; install Docker or Podman, "
         "let this user use its socket, or set socketPath or host on the scaler"
     )
+
+
+def has_engine(environ: Mapping[str, str], usable: Callable[[str], bool] = is_usable) -> bool:
+    """Whether an engine listens at one of the usual sockets."""
+    return any(usable(path) for _, path in usual_sockets(environ))

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from kici.adapters.docker_engine_find import has_engine
 from kici.adapters.files import RealFiles
 from kici.adapters.this_host import launch_host, this_cgroups, this_processes
 from kici.adapters.zygote_client import Zygote
@@ -15,6 +16,7 @@ from kici.apps.provisioning import Provisioning
 from kici.backends.bare_metal.backend import BareMetalBackend
 from kici.backends.bare_metal.compute import Tools
 from kici.backends.bare_metal.factory import make_backend, settings_of
+from kici.backends.bare_metal.records import AgentFiles
 from kici.backends.container.backend import ContainerBackend
 from kici.backends.container.factory import makes_containers
 from kici.backends.event.backend import EventBackend
@@ -138,7 +140,7 @@ class FleetBuilder:
         if row.backend_type == BackendType.CONTAINER:
             labels = LabelSet(labels=row.label_set, image="gone")
         elif row.backend_type == BackendType.BARE_METAL:
-            labels = LabelSet(labels=row.label_set, binary_path=sys.executable)
+            labels = self._retired_bare_metal(row)
         elif row.backend_type == BackendType.EVENT:
             labels = LabelSet(labels=row.label_set)
         elif row.backend_type == BackendType.FIRECRACKER:
@@ -173,6 +175,13 @@ class FleetBuilder:
             supervisor=self._site.supervisor,
             on_exit=self._site.on_exit,
         )
+
+    def _retired_bare_metal(self, row: Spawn) -> LabelSet:
+        """A process has a record on this host; what has none was a container, if there can be any here."""
+        is_process = AgentFiles(self._site.tools.files, self._site.data_dir).read(row.agent_id) is not None
+        if is_process or not has_engine(self._site.environ):
+            return LabelSet(labels=row.label_set, binary_path=sys.executable)
+        return LabelSet(labels=row.label_set, image="gone")
 
     def _retired_microvms(self, row: Spawn) -> ScalerRuntime | None:
         """As its machines' records say that they were made."""

@@ -21,6 +21,7 @@ from kici.config.environment import CoordinatorSettings
 from kici.config.load import load_scalers
 from kici.config.model import BackendType, ScalerEntry
 from kici.decide.launch import CgroupSupport, LimitsBy
+from kici.domain.errors import Misconfigured
 from kici.kit.version import VERSION
 
 PYTHON_MIN: Final = (3, 11)
@@ -167,6 +168,21 @@ def machine_pools(machine: Machine) -> Found:
 
 
 def _bare_metal(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
+    from kici.backends.container.factory import makes_containers  # for scalers of this type only
+    from kici.cli.doctor_containers import job_containers
+
+    try:
+        if makes_containers(entry):
+            yield from _containers(machine, entry)
+            return
+    except Misconfigured as error:
+        yield Found(Grade.FAIL, f"scaler {entry.name}", str(error))
+        return
+    yield from _processes(machine, entry)
+    yield from job_containers(machine, entry)
+
+
+def _processes(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
     problems = readiness_problems(entry, launch_host(machine.environ, machine.cgroups))
     if entry.enforce_cgroups and machine.cgroups.limits is LimitsBy.NONE:
         problems.append(f"scaler {entry.name}: enforceCgroups asks for limits that cannot be set here")

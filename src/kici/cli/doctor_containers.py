@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from kici.adapters.docker_engine import DockerEngine
-from kici.adapters.docker_engine_find import find_engine
 from kici.adapters.nft import Nft
+from kici.agent.host import find_engine
+from kici.apps.containers import NFT_BY_SUDO, find_for
 from kici.backends.container.factory import socket_warnings
 from kici.cli.doctor_checks import Found, Grade, Machine
 from kici.config.model import ScalerEntry
 from kici.domain.errors import KiciError
-from kici.ports.engine import EngineAddress
+from kici.ports.engine import EngineAddress, EngineKind
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -20,17 +21,12 @@ def containers(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
     name = f"scaler {entry.name}"
     yield from (Found(Grade.NOTE, name, warning) for warning in socket_warnings(entry))
     try:
-        address = find_engine(
-            runtime=entry.runtime.value,
-            socket_path=entry.socket_path,
-            host=entry.host,
-            environ=machine.environ,
-        )
+        address = find_for(entry, machine.environ)
         yield Found(Grade.OK, name, asyncio.run(_engine(address)))
     except KiciError as error:
         yield Found(Grade.FAIL, name, str(error))
     if entry.network_isolation:
-        yield _isolation(entry, asyncio.run(Nft().problem()))
+        yield _isolation(entry, asyncio.run(Nft(NFT_BY_SUDO if entry.require_sudo else ("nft",)).problem()))
     if entry.orchestrator_url is None and machine.settings.host in LOOPBACK:
         why = (
             f"agents in containers cannot reach a coordinator that listens on {machine.settings.host} only; "
@@ -46,6 +42,22 @@ def _isolation(entry: ScalerEntry, problem: str | None) -> Found:
     if problem is not None:
         return Found(Grade.FAIL, name, problem)
     return Found(Grade.OK, name, "agents can be isolated by the packet filter")
+
+
+def job_containers(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
+    """What process agents of this entry could do for jobs with a container.  They need not."""
+    name = f"scaler {entry.name}, containers of jobs"
+    found = {find_engine({**machine.environ, **label_set.env}) for label_set in entry.label_sets}
+    for engine in sorted(found, key=str):
+        if engine is None:
+            yield Found(Grade.NOTE, name, "such jobs fail here: no engine that this user may use")
+            continue
+        kind, url = engine
+        address = EngineAddress(url=url, kind=EngineKind(kind), is_local=url.startswith("unix://"))
+        try:
+            yield Found(Grade.OK, name, f"they can be made: {asyncio.run(_engine(address))}")
+        except KiciError as error:
+            yield Found(Grade.NOTE, name, f"such jobs fail here: {error}")
 
 
 async def _engine(address: EngineAddress) -> str:

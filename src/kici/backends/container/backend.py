@@ -88,11 +88,14 @@ class ContainerBackend:
     def spawns_on_local_host(self) -> bool:
         return self._settings.is_local
 
-    def configure(self, settings: ContainerSettings, find_engine: FindEngine | None = None) -> None:
+    def configure(
+        self, settings: ContainerSettings, find_engine: FindEngine | None = None, houses: Houses | None = None
+    ) -> None:
         """Serve a changed entry from now on; running agents are not touched.  Name and owner cannot change."""
         assert (settings.scaler, settings.owner) == (self._settings.scaler, self._settings.owner)
         self._settings = settings
         self._find_engine = find_engine or self._find_engine
+        self._houses = houses or self._houses
         self._sets = {set_key(chosen.labels): chosen for chosen in settings.sets}
 
     def active_count(self) -> int:
