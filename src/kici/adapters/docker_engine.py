@@ -86,8 +86,13 @@ class DockerEngine:
         return self._address
 
     async def info(self) -> EngineInfo:
-        async with self._call("ask the engine for its version"):
-            told = await self._docker.version()
+        try:
+            async with self._call("ask the engine for its version"):
+                told = await self._docker.version()
+        except NotFound as error:
+            raise self._stranger() from error
+        if "ApiVersion" not in told:
+            raise self._stranger()
         return EngineInfo(
             version=f"{told.get('Version', '?')} (API {told.get('ApiVersion', '?')})",
             machine=_machine(told.get("Arch", "")),
@@ -311,8 +316,13 @@ class DockerEngine:
             if error.status >= _NO_ANSWER:
                 raise self._down(error.message) from error
             raise _translate(what, error) from error
+        except (json.JSONDecodeError, KeyError) as error:  # such an answer comes from no engine
+            raise self._stranger() from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._down(str(error) or "nothing came in time") from error
+
+    def _stranger(self) -> EngineDown:
+        return EngineDown(f"what answers at {self._address.url} is no container engine; check the address")
 
     def _down(self, why: str) -> EngineDown:
         return EngineDown(f"the container engine at {self._address.url} does not answer ({why}); is it running?")
@@ -382,7 +392,7 @@ def archive(files: Sequence[ContainerFile]) -> bytes:
 
 
 def _translate(what: str, error: DockerError) -> KiciError:
-    text = f"cannot {what}: {error.message}"
+    text = f"cannot {what}: {error.message or f'HTTP {error.status} was answered, without a reason'}"
     match error.status:
         case 404:
             return NotFound(text)

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from kici.adapters.docker_engine import DockerEngine
-from kici.domain.errors import Retryable
+from kici.domain.errors import KiciError, Retryable
 from kici.ports.engine import EngineAddress, EngineKind
 
 LINE = b"\x01\x00\x00\x00\x00\x00\x00\x06hello\n"
@@ -134,3 +134,36 @@ async def test_a_network_of_a_longer_name_is_another_one(tmp_path: Path) -> None
     async with an_engine(tmp_path) as (_, engine):
         assert await engine.network("kici-agent-net") is None
         assert await engine.network("kici-agent-net-2") == "br-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (404, b"", "is no container engine; check the address"),
+        (200, b"{}", "is no container engine; check the address"),
+        (502, b"", "is no container engine; check the address"),
+        (500, b'{"message": ""}', "HTTP 500 was answered, without a reason"),
+        (500, b'{"message": "on fire"}', "on fire"),
+    ],
+)
+async def test_whoever_answers_in_an_engines_place_is_told_of(
+    tmp_path: Path, status: int, body: bytes, told: str
+) -> None:
+    """Such as a proxy: an address in a file may be wrong."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    socket = str(tmp_path / "docker.sock")
+    await web.UnixSite(runner, socket).start()
+    engine = DockerEngine(EngineAddress(kind=EngineKind.DOCKER, url=f"unix://{socket}", is_local=True))
+    try:
+        with pytest.raises(KiciError, match=told):
+            await engine.info()
+    finally:
+        await engine.close()
+        await runner.cleanup()

@@ -81,3 +81,19 @@ def test_machine_pools_need_a_folder_that_can_be_written(tmp_path: Path, monkeyp
     monkeypatch.setenv("KICI_MACHINE_LEDGER_DIR", str(file / "ledger"))
     status, text = doctor(*wanted, code=1)["machine pools"]
     assert (status, "KICI_MACHINE_LEDGER_DIR" in text) == ("fail", True)
+
+
+def test_an_engine_elsewhere_that_does_not_answer_is_named_with_what_happened(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]  # free once the block ends: nobody listens there
+    file = tmp_path / "scalers.yaml"
+    file.write_text(
+        f"version: 1\nscalers:\n  - {{name: far, type: container, maxAgents: 1, host: 'tcp://127.0.0.1:{port}',\n"
+        "     networkIsolation: false, orchestratorUrl: 'ws://ci.example:4000/ws',\n"
+        "     labelSets: [{labels: [far], image: 'debian:12'}]}\n"
+    )
+    found = doctor("--data-dir", str(tmp_path), "--port", "0", "--scalers", str(file), code=1)
+    status, message = found["scaler far"]
+    assert status == "fail"
+    assert f"the container engine at tcp://127.0.0.1:{port} does not answer (" in message
+    assert "Connect call failed" in message
