@@ -43,17 +43,6 @@ class QemuBench(RealMicroVmBench):
         )
         return QemuVmm(tools)
 
-    async def restart(self) -> None:
-        """What a process that dies has open is closed for it."""
-        assert isinstance(self.vmm, QemuVmm)
-        self.vmm.close()
-        await super().restart()
-
-    async def close(self) -> None:
-        await super().close()
-        assert isinstance(self.vmm, QemuVmm)
-        self.vmm.close()
-
     def vmm_pids(self) -> dict[str, int]:
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):

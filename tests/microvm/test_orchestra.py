@@ -117,3 +117,15 @@ def test_a_job_runs_in_a_linux_guest_of_qemu_reaches_what_it_may_and_finds_no_se
         assert "kat_" not in done.stdout, "a job must not find the credential of its agent"
         assert "port: b''" in lines, done.stdout
         one.until_clean()
+
+
+@pytest.mark.engine("qemu")
+def test_a_guest_that_boots_while_its_coordinator_is_killed_still_gets_its_boot_data() -> None:
+    with orchestra(qemu_entry()) as one:
+        job = one.coordinator.run("run", "-d", "-l", "vm", "--", *PYTHON, "print('told')").stdout.strip()
+        until(lambda: '"step":"guest","phase":"done"' in one.log(), seconds=60, what="the guest starts to boot")
+        one.coordinator.stop(signal.SIGKILL)
+        (vm_id,) = one.vm_processes()
+        one.coordinator.start()
+        until(lambda: one.coordinator.job(job)["status"] == "success", seconds=120, what="the job has run")
+        assert one.coordinator.job(job)["agentId"] == vm_id

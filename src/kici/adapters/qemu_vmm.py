@@ -1,10 +1,12 @@
 """QEMU as the program of microVMs, with the kernel's help or without.  Contract: `ports.vmm.Vmm`.
 
-Boot data goes through a serial port that this process writes once; it is closed when the agent has what it needs.
-The machine's process holds a lock on its PID file, which is how its number is proven.
+Boot data goes through a serial port, by way of a pipe that only we and the machine's process open: it stays there when
+we end, until the guest reads it, and nothing of it is left then.  The machine's process holds a lock on its PID file,
+which is how its number is proven.
 """
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -14,6 +16,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,14 +25,13 @@ from kici.adapters import vm_processes
 from kici.adapters.firecracker_api import POLL_SECONDS, POLL_SECONDS_MAX
 from kici.adapters.host_commands import PATH, HostCommands
 from kici.adapters.qmp import Qmp
-from kici.adapters.unix_sockets import connect
 from kici.adapters.vm_processes import HeldVm
 from kici.decide.microvm import VmmKind
 from kici.decide.microvm_boot import boot_args
 from kici.decide.microvm_firecracker import INITRD, KERNEL, OVERLAY, ROOTFS, STATE
 from kici.decide.microvm_probe import GONE, Probe
 from kici.decide.microvm_qemu import (
-    BOOT_SOCKET,
+    BOOT_PIPE,
     MONITOR,
     PID_FILE,
     PROGRAMS,
@@ -41,7 +43,6 @@ from kici.decide.microvm_qemu import (
     qemu_argv,
 )
 from kici.domain.errors import DeterministicRefusal, KiciError, Permanent, Retryable
-from kici.domain.ids import AgentId
 from kici.kit.finish import finish
 from kici.ports.processes import Process, Processes, Program
 from kici.ports.vmm import RunningVm, SnapshotUnusable, VmPlace, VmSpec, VmStart
@@ -49,7 +50,6 @@ from kici.ports.vmm import RunningVm, SnapshotUnusable, VmPlace, VmSpec, VmStart
 log = logging.getLogger(__name__)
 
 KVM: Final = Path("/dev/kvm")
-BOOT_DATA_SECONDS: Final = 10.0
 SNAPSHOT_SECONDS: Final = 120.0
 """Longest that a guest's memory may take to be written or read."""
 _AT_ONCE: Final = 2**40
@@ -57,6 +57,7 @@ _AT_ONCE: Final = 2**40
 _CTRL_ALT_DEL: Final = [{"type": "qcode", "data": key} for key in ("ctrl", "alt", "delete")]
 _FLOCK: Final = "hhqqi4x"
 _TAIL_BYTES: Final = 2048
+_PIPE_BYTES_MAX: Final = 1024 * 1024
 _UNDO_SECONDS: Final = 15.0
 
 
@@ -96,8 +97,6 @@ def _has_kvm(arch: str) -> bool:
 class QemuVmm:
     def __init__(self, tools: QemuTools) -> None:
         self._tools = tools
-        self._handed: dict[AgentId, asyncio.StreamWriter] = {}
-        """Boot data on its way: open until the agent has it."""
 
     @property
     def kind(self) -> str:
@@ -134,16 +133,13 @@ class QemuVmm:
     async def boot(self, spec: VmSpec) -> None:
         place = spec.place
         try:
-            async with asyncio.timeout(BOOT_DATA_SECONDS):
-                _, writer = await connect(place.root / BOOT_SOCKET)
-                self._handed[place.vm_id] = writer
-                writer.write(json.dumps(spec.boot_data, separators=(",", ":")).encode() + b"\n")
-                async with await Qmp.open(place.root / MONITOR) as qmp:
-                    await qmp.execute("cont")
+            _hand_over(place, json.dumps(spec.boot_data, separators=(",", ":")).encode() + b"\n")
         except OSError as error:
             raise Retryable(
                 f"QEMU did not take the boot data of {place.vm_id}: {error!r}{_last_words(place)}"
             ) from error
+        async with await Qmp.open(place.root / MONITOR) as qmp:
+            await qmp.execute("cont")
 
     @property
     def snapshot_files(self) -> tuple[str, ...]:
@@ -180,15 +176,18 @@ class QemuVmm:
             raise SnapshotUnusable(f"QEMU cannot be restored: {error}{_last_words(place)}") from error
 
     async def forget_boot_data(self, place: VmPlace) -> None:
-        writer = self._handed.pop(place.vm_id, None)
-        if writer is not None:
-            writer.close()
-
-    def close(self) -> None:
-        """Let go of boot data that is on its way; a guest that has not read it by now will not."""
-        for writer in self._handed.values():
-            writer.close()
-        self._handed.clear()
+        try:
+            pipe = os.open(_pipe(place), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Retryable(f"the boot data of {place.vm_id} cannot be cleared: {error.strerror}") from error
+        try:
+            with suppress(BlockingIOError):
+                while os.read(pipe, _PIPE_BYTES_MAX):
+                    pass
+        finally:
+            os.close(pipe)
 
     async def ask_to_stop(self, place: VmPlace) -> bool:
         try:
@@ -209,7 +208,7 @@ class QemuVmm:
         return vm_processes.hold(probe, boot=self._tools.boot, commands=self._tools.commands, uid=uid)
 
     async def tidy(self, place: VmPlace) -> None:
-        await self.forget_boot_data(place)
+        """Nothing of it is outside."""
 
     async def problems(self) -> list[str]:
         found = []
@@ -224,6 +223,7 @@ class QemuVmm:
 
     async def _launch(self, spec: VmSpec, argv: tuple[str, ...]) -> HeldVm:
         place = spec.place
+        _make_pipe(place)
         process = await self._tools.processes.start(
             Program(argv=argv, env={"PATH": PATH}, cwd=place.folder, output=place.console, mark=spec.mark)
         )
@@ -293,7 +293,6 @@ class QemuVmm:
 
     async def _end(self, place: VmPlace) -> None:
         """Whatever a start that failed left running."""
-        await self.forget_boot_data(place)
         vm = self.hold(place, self.probe(place))
         if vm is None:
             return
@@ -315,6 +314,32 @@ class QemuVmm:
         for pid in vm_processes.find(matches):
             return vm_processes.look_at(pid, time.time(), name=name, faults=lambda _: ())
         return GONE
+
+
+def _pipe(place: VmPlace) -> Path:
+    return place.root / f"{BOOT_PIPE}.in"
+
+
+def _make_pipe(place: VmPlace) -> None:
+    """For our own eyes, in a folder that is."""
+    try:
+        os.mkfifo(_pipe(place), 0o600)
+        (place.root / f"{BOOT_PIPE}.out").symlink_to(os.devnull)
+    except OSError as error:
+        raise Retryable(f"cannot make the pipe of {place.vm_id}: {error.strerror}") from error
+
+
+def _hand_over(place: VmPlace, data: bytes) -> None:
+    """Raises `OSError` when it does not fit, or QEMU does not listen."""
+    pipe = os.open(_pipe(place), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < len(data):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, len(data))
+        written = os.write(pipe, data)
+        if written != len(data):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(data)} bytes fit into the pipe")
+    finally:
+        os.close(pipe)
 
 
 async def _migrated(qmp: Qmp) -> None:

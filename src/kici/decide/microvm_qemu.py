@@ -13,7 +13,8 @@ from kici.decide.microvm import Guest, Machine
 
 PID_FILE: Final = "qemu.pid"
 MONITOR: Final = "qmp.sock"
-BOOT_SOCKET: Final = "boot.sock"
+BOOT_PIPE: Final = "boot"
+"""Two files: what the guest reads of comes by `boot.in`, and what it writes goes to `boot.out`, which is nowhere."""
 PORT: Final = "kici.boot"
 """Name of the guest's serial port with the boot data."""
 PROGRAMS: Final = {"x64": "qemu-system-x86_64", "arm64": "qemu-system-aarch64"}
@@ -99,7 +100,7 @@ def qemu_argv(  # noqa: PLR0913  # a machine has these parts
         *_drive("overlay", files.overlay, "cache=unsafe,discard=unmap"),
         *("-netdev", f"tap,id=net,ifname={guest.tap},script=no,downscript=no"),
         *("-device", f"virtio-net-pci,netdev=net,mac={guest.mac},romfile="),
-        *("-chardev", f"socket,id=boot,path={files.folder}/{BOOT_SOCKET},server=on,wait=off"),
+        *("-chardev", f"pipe,id=boot,path={files.folder}/{BOOT_PIPE}"),
         *("-device", "virtio-serial-pci"),
         *("-device", f"virtserialport,chardev=boot,name={PORT}"),
         *("-qmp", f"unix:{files.folder}/{MONITOR},server=on,wait=off"),
