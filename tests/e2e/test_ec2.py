@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -63,6 +63,8 @@ class Cloud:
         self.settings = machines.Settings(ami="ami-12c6146b")
         self.seen: dict[str, str] = {}
         """Every instance there ever was, and the agent it is tagged with."""
+        self.foreign: set[str] = set()
+        """Agents that have an instance and no user data."""
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -70,6 +72,16 @@ class Cloud:
 
     def alive(self) -> list[str]:
         return [machines.tag_of(each, machines.AGENT_ID) for each in machines.instances(self.ec2, self.settings)]
+
+    def stranger(self, tags: list[dict[str, str]]) -> None:
+        """An instance under our tag that nobody asked for."""
+        self.foreign.add(tags[-1]["Value"])
+        self.ec2.run_instances(
+            ImageId=self.settings.ami,
+            MinCount=1,
+            MaxCount=1,
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
 
     def close(self) -> None:
         self._stop.set()
@@ -83,7 +95,7 @@ class Cloud:
         while not self._stop.wait(0.2):
             alive = {each["InstanceId"]: each for each in machines.instances(self.ec2, self.settings)}
             for instance_id, instance in alive.items():
-                if instance_id not in self.seen:
+                if instance_id not in self.seen and machines.tag_of(instance, machines.AGENT_ID) not in self.foreign:
                     self.seen[instance_id] = machines.tag_of(instance, machines.AGENT_ID)
                     self._agents[instance_id] = self._boot(instance_id)
             for instance_id, process in self._agents.items():
@@ -175,12 +187,79 @@ def test_each_job_gets_an_instance_and_all_are_terminated(program: CoordinatorPr
     assert {program.job(job)["agentId"] for job in jobs} == set(cloud.seen.values())
 
 
-def test_killed_at_any_moment_it_leaves_no_instance_without_a_row(program: CoordinatorProgram, cloud: Cloud) -> None:
-    jobs = [program.submit("sleep 1", "-l", "ec2") for _ in range(3)]
-    for seconds in (0.1, 1.0, 2.0, 2.5):
-        time.sleep(seconds)
+Step = Callable[[CoordinatorProgram, Cloud, int, int], bool]
+"""Whether it is reached: given how long the log was, and how many instances there had been, when the job came."""
+
+
+def logged(event: str, *words: str) -> Step:
+    """A line of this event with these words."""
+
+    def is_reached(program: CoordinatorProgram, cloud: Cloud, offset: int, instances: int) -> bool:
+        lines = program.log.read_bytes()[offset:].decode().splitlines()
+        return any(f'"event":"{event}"' in line and all(word in line for word in words) for line in lines)
+
+    return is_reached
+
+
+def is_made(program: CoordinatorProgram, cloud: Cloud, offset: int, instances: int) -> bool:
+    return len(cloud.seen) > instances
+
+
+def is_terminated(program: CoordinatorProgram, cloud: Cloud, offset: int, instances: int) -> bool:
+    return len(cloud.seen) > instances and cloud.alive() == []
+
+
+STEPS: dict[str, Step] = {
+    "the machine is asked for": logged("event.emitted", "scale-up"),
+    "the workflow that makes it starts": logged("event.started_run", "scale-up"),
+    "the cloud has made it": is_made,
+    "the workflow has succeeded": logged("event.handled", "scale-up"),
+    "its agent has its token": logged("claim.redeemed"),
+    "its agent is registered": logged("agent.registered", '"scaler":"ec2"'),
+    "its job is over": logged("job.finished", "scaler-event-"),
+    "it is given back": logged("event.emitted", "scale-down"),
+    "the workflow that removes it starts": logged("event.started_run", "scale-down"),
+    "the cloud has removed it": is_terminated,
+}
+
+
+def inventory(program: CoordinatorProgram, cloud: Cloud, *options: str) -> "subprocess.CompletedProcess[str]":
+    """The provisioner's own comparison of the cloud with the coordinator."""
+    admin = f"{sys.executable} -m kici admin"
+    state = program.data_dir.with_name("deletions.json")
+    words = ("inventory", "--min-age", "0", "--kici-admin", admin, "--state", str(state), *options)
+    return subprocess.run(
+        [sys.executable, str(PROVISIONERS / "ec2" / "machines.py"), *words],
+        env=environment(KICI_DATA_DIR=str(program.data_dir), EC2_AMI=cloud.settings.ami, **cloud.env),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_killed_at_each_step_it_leaves_no_instance_without_a_row(program: CoordinatorProgram, cloud: Cloud) -> None:
+    for number, (name, is_reached) in enumerate(STEPS.items()):
+        offset, instances = program.log.stat().st_size, len(cloud.seen)
+        job = program.submit("true", "-l", "ec2")
+        until(partial(is_reached, program, cloud, offset, instances), seconds=SECONDS, what=name)
         program.stop(signal.SIGKILL)
+        alive = cloud.alive()
         program.start()
-    until(lambda: ended(program, jobs), seconds=SECONDS + 60, what="all jobs succeed after the crashes")
-    until(lambda: cloud.alive() == [], seconds=SECONDS + 60, what="all instances are terminated")
+        known = {row["agentId"] for row in program.admin("provisions")}
+        assert set(alive) & set(cloud.alive()) <= known, f"killed when {name}: an instance without a row"
+        until(partial(ended, program, [job]), seconds=SECONDS, what=f"the job succeeds, killed when {name}")
+        until(lambda: cloud.alive() == [], seconds=SECONDS, what=f"the instance goes, killed when {name}")
+        assert len(set(cloud.seen.values())) == len(cloud.seen), f"killed when {name}: two instances of one agent"
+        assert len(cloud.seen) >= number + 1
     until(lambda: program.admin("provisions") == [], seconds=60, what="no row is left")
+
+    agreed = inventory(program, cloud)
+    assert (agreed.returncode, agreed.stdout) == (0, ""), agreed
+    tags = [{"Key": machines.MANAGED, "Value": "default"}, {"Key": machines.AGENT_ID, "Value": "nobody"}]
+    cloud.stranger(tags)
+    told = inventory(program, cloud)
+    assert (told.returncode, "of nobody" in told.stdout) == (1, True), told
+    removed = inventory(program, cloud, "--delete")
+    assert (removed.returncode, "terminated" in removed.stdout) == (0, True), removed
+    assert cloud.alive() == []
