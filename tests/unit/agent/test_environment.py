@@ -1,5 +1,6 @@
 """The agent's environment: what is read, what is refused, what steps may see."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,3 +214,30 @@ def test_everything_that_backends_tell_an_agent_is_known_to_it() -> None:
 
 def test_the_mark_of_the_backend_is_the_one_that_steps_keep() -> None:
     assert COMPUTE_MARK == MARK
+
+
+def test_containers_of_jobs_are_as_closed_as_the_environment_says() -> None:
+    usual = read().sandbox
+    assert (usual.hardened, usual.pids_max, usual.memory_bytes, usual.cpus) == (True, 512, 2 * 1024**3, 2.0)
+    assert (usual.isolated, usual.root_read_only, usual.user) == (None, False, None)
+    told = read(
+        KICI_SANDBOX_HARDENED="false",
+        KICI_SANDBOX_PIDS_LIMIT="100",
+        KICI_SANDBOX_MEMORY_BYTES="67108864",
+        KICI_SANDBOX_NANO_CPUS="1500000000",
+        KICI_SANDBOX_NETWORK_ISOLATION="true",
+        KICI_SANDBOX_READONLY_ROOTFS="1",
+        KICI_SANDBOX_USER="build",
+    ).sandbox
+    assert (told.hardened, told.pids_max, told.memory_bytes, told.cpus) == (False, 100, 67108864, 1.5)
+    assert (told.isolated, told.root_read_only, told.user) == (True, True, "build")
+    assert problems(KICI_SANDBOX_MEMORY_BYTES="5", KICI_SANDBOX_HARDENED="maybe")
+
+
+def test_an_agent_with_an_engine_says_so() -> None:
+    with_engine = replace(HOST, engine=("podman", "unix:///run/podman/podman.sock"))
+    settings = read_settings(MINIMUM, with_engine, version="1.2.3")
+    assert settings.engine == "unix:///run/podman/podman.sock"
+    assert {"kici:runtime:podman", "kici:runtime:container-build"} <= set(settings.half.register.labels)
+    assert read().engine is None
+    assert not [label for label in read().half.register.labels if label.startswith("kici:runtime:")]

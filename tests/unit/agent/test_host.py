@@ -1,6 +1,7 @@
 """What the agent asks of the kernel, tried in processes of its own."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def test_credentials_are_wiped_from_what_others_may_read() -> None:
 from kici.agent import host
 environ = host.take_environment()
 import os
+import socket
 print(environ["KICI_AGENT_TOKEN"], environ["KICI_SCALER_CLAIM_CODE"], "KICI_AGENT_TOKEN" in os.environ)
 print(open("/proc/self/environ").read().replace("\\0", "\\n"))
 """
@@ -82,3 +84,14 @@ def test_facts_describe_this_machine() -> None:
     assert facts.hostname == facts.hostname.lower()
     assert len(facts.random_hex8) == 8
     assert facts.random_hex8 != host.facts().random_hex8
+
+
+def test_an_engine_is_one_whose_socket_can_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "podman" / "podman.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        assert host.find_engine({"DOCKER_HOST": f"unix://{path}"}) == ("podman", f"unix://{path}")
+        assert host.find_engine({"CONTAINER_HOST": "tcp://10.0.0.1:2375"}) == ("docker", "tcp://10.0.0.1:2375")
+        assert host.find_engine({"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}) is None
+    assert host.find_engine({"DOCKER_HOST": f"unix://{tmp_path}"}) is None

@@ -4,6 +4,7 @@ import pytest
 
 from kici.domain.document import JOBS_MAX, SubmitRun, read_job, read_run
 from kici.domain.document_rules import find_circle
+from kici.domain.job import JobBuild
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.strict import Faulty
 
@@ -210,6 +211,12 @@ class TestContainer:
         without = {"dockerfile": "Dockerfile", "credentials": {"password": "r:p"}}
         assert "registry" in faults({"run": "x", "container": without})["$.container.credentials"]
 
+    def test_a_dockerfile_comes_with_what_it_is_built_from(self) -> None:
+        files = {"ci/D": "FROM a", "data": "1"}
+        asked = {"dockerfile": "ci/D", "context": files, "target": "test", "args": {"VERSION": "3"}}
+        (found,) = job(container=asked).jobs
+        assert found.spec.build == JobBuild(context=files, target="test", args={"VERSION": "3"})
+
     @pytest.mark.spec("scaler 28.4.2")
     @pytest.mark.parametrize("password", ["literal", ":x", "x:", "x", ""])
     def test_a_literal_password_is_refused(self, password: str) -> None:
@@ -226,6 +233,14 @@ class TestContainer:
             ({"image": "a b"}, "$.container.image"),
             ({"image": "dockerfile:x"}, "$.container.image"),
             ({"dockerfile": " "}, "$.container.dockerfile"),
+            ({"dockerfile": "/etc/passwd"}, "$.container.dockerfile"),
+            ({"dockerfile": "ci/../../D"}, "$.container.dockerfile"),
+            ({"image": "a", "context": {"D": "FROM a"}}, "$.container.context"),
+            ({"image": "a", "target": "test"}, "$.container.target"),
+            ({"dockerfile": "D", "context": {"../D": "FROM a"}}, "$.container.context"),
+            ({"dockerfile": "D", "context": {"D": "x" * 300_000}}, "$.container.context"),
+            ({"dockerfile": "D", "target": "a b"}, "$.container.target"),
+            ({"dockerfile": "D", "args": {"A=B": "c"}}, "$.container.args"),
             ({"image": "a", "credentials": {}}, "$.container.credentials"),
             ({"image": "a", "credentials": {"password": "r:p", "username": "a:"}}, "$.container.credentials.username"),
             ({"image": "a", "credentials": {"password": "r:p", "registry": ""}}, "$.container.credentials.registry"),

@@ -57,3 +57,19 @@ async def test_a_store_that_is_away_does_not_end_the_job() -> None:
     secrets.is_down = True
     with pytest.raises(StoreDown):
         await ContainerSpawn(secrets=secrets).resolve(in_image(password="registry:token"), in_image=True)
+
+
+@pytest.mark.spec("scaler 28.4.5")
+@pytest.mark.parametrize("is_in_image", [True, False])
+async def test_an_image_that_is_to_be_built_is_an_ordinary_agents(is_in_image: bool) -> None:
+    """No credentials are looked up for it here: there is nothing to pull yet."""
+    job = a_job()
+    registry = {"password": "registry:token", "registry": "ghcr.io"}
+    job = replace(job, spec=replace(job.spec, image="dockerfile:D", registry=registry))
+    assert await ContainerSpawn(secrets=Secrets()).resolve(job, in_image=is_in_image) is None
+
+
+@pytest.mark.spec("scaler 18.7")
+async def test_a_scaler_of_processes_makes_an_ordinary_agent_for_an_image() -> None:
+    job = in_image(password="registry:token")
+    assert await ContainerSpawn(secrets=Secrets()).resolve(job, in_image=False) is None
