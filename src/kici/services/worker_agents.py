@@ -26,6 +26,7 @@ from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
 from kici.ports.backend import Compute, SpawnEvent, SpawnEventType, SpawnOrder
 from kici.ports.clock import Clock
+from kici.ports.live_vms import BootDataBackend
 from kici.ports.workers import WorkerFull
 from kici.services.machine_pools import MachinePools
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
@@ -188,10 +189,14 @@ class HostAgents:
         await self._release(holding)
 
     def mark_registered(self, agent_id: AgentId) -> None:
+        """Its coordinator has seen it come, so it has its boot data: nobody else in its compute is to read that."""
         holding = self.holdings.get(agent_id)
         if holding is not None:
+            backend = holding.runtime.backend
             holding.registered = True
-            holding.runtime.backend.mark_registered(agent_id)
+            backend.mark_registered(agent_id)
+            if isinstance(backend, BootDataBackend):
+                self._supervisor.start(f"config.{agent_id}", backend.boot_data_read(agent_id))
 
     def computes(self) -> dict[AgentId, Compute]:
         """What backends have of the agents."""

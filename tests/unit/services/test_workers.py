@@ -82,6 +82,20 @@ async def test_a_job_runs_on_the_host_of_a_worker(bench: Bench) -> None:
     await worker.leaves()
 
 
+@benched()
+async def test_boot_data_on_a_workers_host_is_cleared_once_the_agent_has_come(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    read: list[AgentId] = []
+
+    async def boot_data_read(agent_id: AgentId) -> None:
+        read.append(agent_id)
+
+    worker.backends["linux"].boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
+    job, agent = await a_running_job(bench)
+    assert set(read) == {agent.agent_id}, "no job there is to find the credential of its agent"
+    await comes_to_its_end(bench, job, agent)
+
+
 @pytest.mark.spec("T8.7")
 @benched()
 async def test_a_changed_life_of_tokens_counts_for_the_next_agent_of_a_worker(bench: Bench) -> None:
