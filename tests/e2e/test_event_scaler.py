@@ -144,3 +144,47 @@ def test_a_missing_subscriber_is_told_to_the_job_within_seconds(program: Coordin
     with serving() as host:
         apply_workflow(program, host.state)
         until(lambda: program.job(job)["status"] == "success", seconds=90, what="recovery is automatic")
+
+
+def closed_port() -> int:
+    """Where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[CoordinatorProgram]:
+    """A coordinator whose pauses after failures are short."""
+    env = {"KICI_SCALER_PROVISION_BACKOFF_BASE_MS": "2000"}
+    with CoordinatorProgram(tmp_path / "data", extra=["--scalers", str(SCALERS)], env=env) as program:
+        yield program
+
+
+def test_a_workflow_that_fails_is_told_to_the_job_within_seconds(hasty: CoordinatorProgram) -> None:
+    jobs = {"runsOn": ["provisioner"], "run": "echo the cloud has no quota left; exit 1"}
+    document = {"ref": "kici/local-machines", "on": {"kici.scaler.scale-up": {"jobs": {"provision": jobs}}}}
+    assert hasty.run("workflow", "apply", "-", given=json.dumps(document)).returncode == 0
+    job = hasty.submit("true", "-l", "machine")
+    until(lambda: "no quota left" in hasty.run("explain", job).stdout, seconds=15, what="the job says why")
+    with serving() as host:
+        apply_workflow(hasty, host.state)
+        until(lambda: hasty.job(job)["status"] == "success", seconds=60, what="recovery is automatic")
+
+
+def test_a_webhook_that_is_down_is_told_to_the_job_within_seconds(hasty: CoordinatorProgram, tmp_path: Path) -> None:
+    port = closed_port()
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    assert hasty.run("admin", "secrets", "set", "hooks:machines", given=SECRET).returncode == 0
+    document = {
+        "ref": "kici/local-machines",
+        "on": ["kici.scaler.scale-up", "kici.scaler.scale-down"],
+        "webhook": {"url": f"http://127.0.0.1:{port}/", "secret": "hooks:machines"},
+    }
+    assert hasty.run("workflow", "apply", "-", given=json.dumps(document)).returncode == 0
+    job = hasty.submit("true", "-l", "machine")
+    until(lambda: "cannot be reached" in hasty.run("explain", job).stdout, seconds=15, what="the job says why")
+    with serving("--port", str(port), "--secret-file", str(secret)) as host:
+        until(lambda: hasty.job(job)["status"] == "success", seconds=90, what="recovery is automatic")
+        until(lambda: host.machines() == [], seconds=60, what="the machine is given back")

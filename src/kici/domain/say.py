@@ -70,10 +70,12 @@ def _say_served(verdict: Running | Dispatched | SpawnBooting | AgentsBusy, now: 
             return f"Runs on agent {agent_id}."
         case Dispatched(agent_id=agent_id):
             return f"Offered to agent {agent_id}; it starts when the agent acknowledges."
-        case SpawnBooting(agent_id=agent_id, scaler=scaler, since=since):
+        case SpawnBooting(agent_id=agent_id, scaler=scaler, since=since, trouble=trouble):
             age = _duration(now - since)
+            told = "" if trouble is None else f"  Last trouble: {trouble[:TEXT_CHARS_MAX]}"
             return (
-                f"Agent {agent_id} of scaler {scaler} has been starting for {age}; the job runs there once it connects."
+                f"Agent {agent_id} of scaler {scaler} has been starting for {age}; "
+                f"the job runs there once it connects.{told}"
             )
         case AgentsBusy(count=1, labels=labels):
             return f"The one connected agent that fits {_asked(labels)} is busy; the job goes to the first free one."

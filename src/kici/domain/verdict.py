@@ -76,6 +76,8 @@ class SpawnBooting(_Verdict, frozen=True, kw_only=True):
     agent_id: AgentId
     scaler: ScalerName
     since: Instant
+    trouble: str | None = None
+    """What was said last of why it takes long: a provider that is asked again, a try before this one."""
 
 
 class AgentsBusy(_Verdict, frozen=True, kw_only=True):

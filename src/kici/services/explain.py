@@ -6,6 +6,8 @@ Computed when asked, from the same functions that decide, so that it cannot disa
 from collections.abc import Callable
 from typing import assert_never
 
+import msgspec
+
 from kici.domain.ids import Instant
 from kici.domain.job import TERMINAL, Job, JobStatus
 from kici.domain.scale import AtCapacity, Failed, NoBackend, Skipped, Spawning
@@ -63,6 +65,7 @@ class Explain:
     def _waiting(self, job: Job) -> list[Verdict]:
         booting = self._manager.booting_for(job.id)
         if booting is not None:
+            booting = msgspec.structs.replace(booting, trouble=job.last_provisioning_error)
             return [booting, *self._manager.refusals(job.demand, before=booting.scaler)]
         found: list[Verdict] = []
         serving = self._registry.serving(job.demand)

@@ -6,6 +6,7 @@ from kici.domain.errors import Denied, Permanent, Retryable
 from kici.domain.event import SCALE_DOWN, SCALE_UP
 from kici.domain.ids import AgentId
 from kici.domain.job import JobStatus
+from kici.domain.say import say
 from kici.domain.spawn import SpawnState
 from kici.domain.verdict import AtCap, InBackoff, SpawnBooting
 from kici.testing.cloud_bench import CLOUD, REF, CloudBench, Trouble, a_cloud_scaler, clouded
@@ -57,6 +58,8 @@ async def test_a_webhook_that_is_down_is_told_to_the_job_and_tried_again(bench: 
     job = await bench.submits()
     await bench.passes(3)
     assert "cannot be reached" in str((await bench.job(job)).last_provisioning_error)
+    verdict = (await bench.node.coordinator.explain.verdicts(await bench.job(job)))[0]
+    assert "cannot be reached" in say(verdict, now=bench.clock.now())
     bench.cloud.is_down = None
     await bench.until(lambda: bench.cloud.machines, within=120)
 
