@@ -72,7 +72,7 @@ def _say_served(verdict: Running | Dispatched | SpawnBooting | AgentsBusy, now: 
             return f"Offered to agent {agent_id}; it starts when the agent acknowledges."
         case SpawnBooting(agent_id=agent_id, scaler=scaler, since=since, trouble=trouble):
             age = _duration(now - since)
-            told = "" if trouble is None else f"  Last trouble: {trouble[:TEXT_CHARS_MAX]}"
+            told = "" if trouble is None else f"  Last trouble: {_cut(trouble)}."
             return (
                 f"Agent {agent_id} of scaler {scaler} has been starting for {age}; "
                 f"the job runs there once it connects.{told}"
