@@ -96,6 +96,15 @@ REPLACED: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
         "D18: a lock that the agent itself holds proves that a row lives, no lock is ever stolen, and of caps that "
         "disagree the smallest counts",
     ),
+    (
+        ("scaler 20.6.8",),
+        f"D28: without its records a start ends nothing and fails ([0011]({ADR}/0011-records-survive.md))",
+    ),
+    (
+        ("scaler 21.6.5",),
+        "D9: the agent of a local spawn may go on with another coordinator, which takes its job and session and never "
+        f"its compute ([0005]({ADR}/0005-one-loss-funnel.md))",
+    ),
     (("scaler 41.4.2", "scaler 41.4.4"), "D6: each coordinator sweeps for the scalers it can reach, leader or not"),
     (
         ("scaler 46.4.5",),

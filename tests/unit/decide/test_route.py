@@ -79,6 +79,11 @@ def test_the_first_of_equally_small_sets_wins() -> None:
     assert winner([entry("y", "linux", "b"), entry("x", "linux", "a")], ask("linux")) == "y"
 
 
+@pytest.mark.spec("scaler 3.7.7")
+def test_a_label_that_a_set_names_twice_counts_once() -> None:
+    assert winner([entry("three", "a", "b", "c"), entry("two", "a", "a", "b")], ask("a")) == "two"
+
+
 @pytest.mark.spec("scaler 3.7.10")
 def test_every_label_asked_for_must_be_offered() -> None:
     assert winner([entry("a", "linux")], ask("linux", "arm64")) is None

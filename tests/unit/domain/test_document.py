@@ -120,6 +120,21 @@ def test_each_rule_names_its_place(document: dict[str, object], path: str) -> No
     assert list(faults(document)) == [path]
 
 
+@pytest.mark.spec("scaler 6.4.5")
+@pytest.mark.parametrize(
+    ("requests", "limits", "fault"),
+    [
+        ({"cpus": 2}, {"cpus": 1}, "requests 2 cpus, which is more than the limit of 1"),
+        ({"cpus": 1, "memory": "2g"}, {"cpus": 1, "memory": "1g"}, "requests 2g, which is more than the limit of 1g"),
+    ],
+)
+def test_a_job_that_requests_more_than_its_limit_is_refused(
+    requests: dict[str, object], limits: dict[str, object], fault: str
+) -> None:
+    found = faults({"run": "x", "resources": {"requests": requests, "limits": limits}})
+    assert list(found.values()) == [fault]
+
+
 def test_waiting_for_ever_can_be_asked_for() -> None:
     assert job(queueTimeoutSeconds=0).jobs[0].queue_timeout_ms == 0
 

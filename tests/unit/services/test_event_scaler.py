@@ -1,7 +1,10 @@
 """An event scaler from the job that waits to the machine that is gone, on one or more coordinators."""
 
+from dataclasses import replace
+
 import pytest
 
+from kici.config.model import BackendType
 from kici.domain.errors import Denied, Permanent, Retryable
 from kici.domain.event import SCALE_DOWN, SCALE_UP
 from kici.domain.ids import AgentId
@@ -345,3 +348,99 @@ async def test_backoff_is_shared_and_one_machine_probes(bench: CloudBench) -> No
     assert len(bench.cloud.told(SCALE_UP)) == 2
     await bench.made(1)
     await bench.until(lambda: len(bench.cloud.machines) == 4, within=30)
+
+
+@pytest.mark.spec("scaler 10.7.10")
+@clouded(a_cloud_scaler(max_agents=1), nodes=2)
+async def test_two_coordinators_share_the_cap_of_one_agent(bench: CloudBench) -> None:
+    for number in range(2):
+        await bench.submits(by=number)
+    await bench.passes(60)
+    assert bench.cloud.made == 1
+    assert len(await bench.spawns()) == 1
+
+
+@pytest.mark.spec("scaler 9.6.8")
+@clouded()
+async def test_the_row_of_an_event_spawn_is_written_once(bench: CloudBench) -> None:
+    spawner = bench.node.coordinator.manager._spawner
+    real, written = spawner._store, []
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("insert_"):
+                written.append(name)
+            return getattr(real, name)
+
+    spawner._store = Counting()  # type: ignore[assignment]  # as much of a store as is used
+    await bench.submits()
+    up = await bench.machine()
+    await bench.passes(20)
+    assert written == ["insert_cluster_spawn"]
+    row = await bench.row(up["agentId"])
+    assert row is not None
+
+
+@pytest.mark.spec("scaler 21.6.2")
+@clouded()
+async def test_the_row_of_an_event_agent_stays_and_says_where_it_registered(bench: CloudBench) -> None:
+    job = await bench.submits()
+    agent = await bench.made()
+    assert await agent.starts() == job.id
+    row = await bench.row(agent.agent_id)
+    assert row is not None
+    assert (row.state, row.adopted_by) == (SpawnState.REGISTERED, bench.node.id)
+
+
+@pytest.mark.spec("scaler 15.5.3")
+@clouded()
+async def test_a_job_that_ends_before_its_scale_up_is_out_asks_for_no_machine(bench: CloudBench) -> None:
+    gate = bench.node.traps.hold("emit_scale_up", done=False)
+    job = await bench.submits()
+    await gate.reached()
+    await bench.node.coordinator.jobs.cancel_job(job.id, force=False, reason="no")
+    await bench.passes(40)
+    assert bench.cloud.calls == []
+    gate.open()
+    await bench.all_gone(within=120)
+    ups, downs = bench.cloud.told(SCALE_UP), bench.cloud.told(SCALE_DOWN)
+    assert {up["agentId"] for up in ups} <= {down["agentId"] for down in downs}
+    assert await bench.store.deferrals(limit=9) == []
+
+
+@pytest.mark.spec("scaler 14.6.9")
+@clouded()
+async def test_a_machine_of_a_scaler_that_left_the_file_is_still_one_of_a_cloud(bench: CloudBench) -> None:
+    job = await bench.submits(queue_timeout_ms=0)
+    up = await bench.machine()
+    await bench.passes()
+    bench.scalers = ()
+    assert (await bench.node.coordinator.reload_scalers()).retired == (CLOUD,)
+    await bench.passes(290)
+    assert (await bench.job(job)).status is JobStatus.QUEUED, "its machine may still come"
+    await bench.passes(16)
+    row = await bench.row(up["agentId"])
+    assert row is not None
+    assert row.state is SpawnState.ENDING
+    assert bench.cloud.told(SCALE_DOWN) == []
+    await bench.all_gone(within=200)
+    assert [down["reason"] for down in bench.cloud.told(SCALE_DOWN)] == ["spawn-timeout"]
+
+
+@pytest.mark.spec("scaler 19.8.9")
+@clouded()
+async def test_changed_targets_count_for_the_next_machine_and_rejected_ones_do_not(bench: CloudBench) -> None:
+    await bench.subscribes("acme/other")
+    await bench.submits()
+    await bench.machine(0)
+    bench.scalers = (a_cloud_scaler(targets=("acme/other",)),)
+    assert (await bench.node.coordinator.reload_scalers()).updated == (CLOUD,)
+    await bench.submits()
+    await bench.machine(1)
+    clash = replace(a_cloud_scaler(targets=("acme/third",)), type=BackendType.BARE_METAL)
+    bench.scalers = (clash,)
+    assert (await bench.node.coordinator.reload_scalers()).outcome == "rejected"
+    await bench.submits()
+    await bench.machine(2)
+    targets = [(await bench.row(up["agentId"])) for up in bench.cloud.told(SCALE_UP)]
+    assert [row and row.provisioning_targets for row in targets] == [(REF,), ("acme/other",), ("acme/other",)]

@@ -100,7 +100,7 @@ async def test_an_agent_that_registers_while_its_owner_looks_is_not_withdrawn(be
     assert (await bench.job(job)).status is JobStatus.SUCCESS
 
 
-@pytest.mark.spec("T9.1")
+@pytest.mark.spec("T9.1", "scaler 10.7.9")
 @clouded()
 async def test_a_count_that_cannot_be_made_refuses_and_says_which_kind(bench: CloudBench) -> None:
     real = bench.store

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kici.domain import knobs
-from kici.domain.errors import Retryable
+from kici.domain.errors import Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
 from kici.domain.job import Job, JobStatus
 from kici.domain.spawn import SpawnState
@@ -263,6 +263,19 @@ async def test_jobs_and_spawns_of_another_coordinator_are_left_alone(bench: Benc
     assert bench.coordinator.spawns.get(far_away) is None
 
 
+@pytest.mark.spec("scaler 20.6.4")
+@benched(a_scaler(), is_started=False)
+async def test_a_row_of_an_owner_that_nobody_knows_is_neither_taken_up_nor_deleted(bench: Bench) -> None:
+    nobody, agent_id = InstanceId(""), AgentId("scaler-bare-metal-00000009")
+    row = a_spawn(agent_id=agent_id, owner_instance_id=nobody, state=SpawnState.BOOTING)
+    await bench.store.insert_spawn(row, replace(a_reservation(row), owner_instance_id=nobody), None)
+    await bench.starts()
+    await bench.passes(100)
+    assert [row.agent_id for row in await bench.spawns()] == [agent_id]
+    assert bench.coordinator.spawns.get(agent_id) is None
+    assert not bench.coordinator.book.reservations
+
+
 # --- trouble at the start
 
 
@@ -319,3 +332,22 @@ async def test_an_agent_that_comes_before_everything_is_taken_up_again_waits(ben
     await agent.registers((job.id, "running"))
     assert await bench.status(job) is JobStatus.RUNNING
     assert (await bench.store.reservations(owner=HERE, limit=9))[0].agent_id == agent.agent_id
+
+
+@pytest.mark.spec("scaler 20.6.8", "D28")
+@benched(a_scaler(), is_started=False)
+async def test_without_its_records_nothing_starts_and_nothing_is_ended(bench: Bench) -> None:
+    await bench.starts()
+    job, agent = await a_running_job(bench)
+    await bench.is_killed()
+    bench.faults.is_down = True
+    with pytest.raises(StoreDown):
+        await bench.starts()
+    await bench.passes(5)
+    assert list(bench.machines.alive) == [agent.agent_id]
+    await bench._leaves()
+    bench.faults.is_down = False
+    await bench.starts()
+    await agent.registers((job.id, "running"))
+    agent.ends(job.id)
+    assert (await bench.ended(job)).status is JobStatus.SUCCESS

@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from kici.config.model import BackendType, ScalerEntry
+from kici.domain.errors import Retryable
+from kici.domain.ids import AgentId
 from kici.domain.job import JobStatus
+from kici.observe.events import Event
 from kici.services.config_watch import ReloadSignals
 from kici.services.reload import ReloadReport
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
+from kici.testing.fake_backend import SpawnScript
 
 
 async def reload(bench: Bench, *scalers: ScalerEntry) -> ReloadReport:
@@ -118,6 +122,41 @@ async def test_a_changed_width_counts_for_new_spawns(bench: Bench) -> None:
     await reload(bench, replace(a_scaler("a", ("linux", "a")), max_concurrent_spawns=2))
     assert runtime.gateway is not before
     assert runtime.spawns_at_once == 2
+
+
+@pytest.mark.spec("scaler 19.8.6")
+@benched(a_scaler("a", ("linux", "a"), max_concurrent_spawns=1))
+async def test_a_spawn_that_stands_in_line_is_not_lost_with_its_scaler(bench: Bench) -> None:
+    bench.backends["a"].scripts = iter([SpawnScript(seconds=60)])
+    jobs = [await bench.submits("linux", "a", queue_timeout_ms=0) for _ in range(2)]
+    await bench.passes()
+    assert (await reload(bench)).retired == ("a",)
+    agents = [await bench.made(number) for number in range(2)]
+    assert bench.clock.monotonic() > 60
+    assert {await agent.starts() for agent in agents} == {job.id for job in jobs}
+    for agent, job in zip(agents, jobs, strict=True):
+        agent.ends(job.id)
+        await bench.passes()
+        agent.leaves()
+    await bench.passes(35)
+    assert serving(bench) == []
+
+
+@pytest.mark.spec("scaler 19.8.12")
+@benched(a_scaler("a", ("linux", "a")))
+async def test_what_fails_after_a_reload_is_told_and_the_reload_stands(bench: Bench) -> None:
+    bench.backends["a"].backend_type = "container"  # of these, leftovers are looked for
+
+    async def fails(owned: frozenset[AgentId]) -> int:
+        raise Retryable("the host does not answer")
+
+    bench.backends["a"].cleanup_orphans = fails  # type: ignore[method-assign]
+    report = await reload(bench, a_scaler("a", ("linux", "a")), a_scaler("b", ("linux", "b")))
+    assert report.outcome == "applied"
+    await bench.until(lambda: bool(bench.told(Event.ORPHANS_LEFT)), within=10)
+    assert bench.told(Event.ORPHANS_LEFT)[0]["error"] == "the host does not answer"
+    await bench.submits("linux", "b")
+    await bench.machine()
 
 
 @benched(a_scaler("a", ("linux", "a")))

@@ -3,10 +3,11 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from kici.config.model import Cap, LabelSet
+from kici.config.model import BackendType, Cap, LabelSet, ScalerEntry
 from kici.domain import knobs
 from kici.domain.errors import Retryable
 from kici.domain.ids import AgentId, OrgId, ScalerName
@@ -470,3 +471,49 @@ async def test_a_job_that_another_agent_takes_ends_the_agent_that_was_made_for_i
     await bench.ended(job)
     await bench.passes(1)
     await bench.is_clean()
+
+
+# --- the cap of a cluster
+
+CLOUD = ScalerEntry(
+    name=ScalerName("cloud"),
+    type=BackendType.EVENT,
+    max_agents=1,
+    label_sets=(LabelSet(labels=("cloud",)),),
+    provisioning_targets=("acme/cloud",),
+)
+
+
+@pytest.mark.spec("scaler 10.7.11")
+@benched(a_scaler())
+async def test_a_local_spawn_is_counted_by_nobody_else(bench: Bench) -> None:
+    bench.traps.fail("insert_cluster_spawn", done=False, times=99)
+    await bench.submits("linux")
+    await bench.machine()
+
+
+@pytest.mark.spec("scaler 10.7.12")
+@benched(a_scaler(), CLOUD)
+async def test_a_count_that_takes_long_keeps_no_other_scaler_waiting(bench: Bench) -> None:
+    gate = bench.traps.hold("insert_cluster_spawn", done=False)
+    await bench.submits("cloud")
+    await gate.reached()
+    await bench.submits("linux")
+    await bench.passes(0.5)
+    assert [order.label_set for order in bench.orders] == [("linux", "x64")]
+    gate.open()
+
+
+# --- images of jobs
+
+
+@pytest.mark.spec("scaler 9.6.11")
+@benched(replace(a_scaler("local", ("linux",)), type=BackendType.CONTAINER))
+async def test_the_image_of_a_job_reaches_the_backend_that_runs_it(bench: Bench) -> None:
+    request = a_request("job", "linux", image="python:3.12")
+    await bench.submits_run({"job": replace(request, spec=replace(request.spec, image="python:3.12"))})
+    order = await bench.machine()
+    assert order.container is not None
+    assert order.container.image == "python:3.12"
+    (row,) = await bench.spawns()
+    assert row.job_image

@@ -203,6 +203,19 @@ async def test_a_draining_coordinator_fills_nothing(bench: Bench) -> None:
     assert len(bench.orders) == 2
 
 
+@pytest.mark.spec("scaler 14.6.8")
+@benched(pool(1, max_agents=4))
+async def test_a_warm_agent_that_never_comes_is_counted_as_on_its_way_no_longer(bench: Bench) -> None:
+    name = "kici_orch_scaler_warm_pool_in_flight"
+    silent = await bench.booted(0)
+    await bench.passes(290)
+    assert bench.metric(name, scaler="local", labelSet="linux,x64") == 1
+    await bench.until(lambda: silent.agent_id not in bench.machines.alive, within=30)
+    await bench.coordinator.pools.tick()
+    assert bench.metric(name, scaler="local", labelSet="linux,x64") == 0
+    await bench.machine(1)
+
+
 # --- jobs go first
 
 GPU = a_scaler("gpu", ("gpu",))

@@ -6,6 +6,7 @@ from kici.domain.ids import ClassId, JobId, OrgId, RunId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.logs import NewChunk, Stream
 from kici.domain.paging import Mark
+from kici.domain.spawn import SERVING
 from kici.ports.store import JobFilter, Offer, Store
 from kici.testing.builders import HERE, a_demand, a_new_job, a_new_run, a_reservation, a_spawn
 from kici.testing.contracts.store_rules import (
@@ -236,6 +237,19 @@ async def ends_what_nobody_can_serve(store: Store) -> None:
     ]
 
 
+async def spares_a_job_that_an_agent_is_being_made_for(store: Store) -> None:
+    await queued(store, "a", "b")
+    x = ClassId(await class_of(store, "a"))
+    spawn = a_spawn(bound_job_id=JobId("a"))
+    await store.insert_spawn(spawn, a_reservation(spawn), None, now=after(0))
+    await store.mark_unroutable(x, now=after(0))
+    over = await store.expire_unroutable(x, grace_ms=10, reason="no", limit=ALL, now=after(20))
+    assert [each.job.id for each in over] == ["b"]
+    await store.end_spawn(spawn.agent_id, reason="x", from_states=SERVING, now=after(21))
+    over = await store.expire_unroutable(x, grace_ms=10, reason="no", limit=ALL, now=after(22))
+    assert [each.job.id for each in over] == ["a"]
+
+
 async def forgets_the_stamp_of_what_can_be_served_again(store: Store) -> None:
     await queued(store, "a", "b")
     x = ClassId(await class_of(store, "a"))
@@ -399,6 +413,7 @@ CASES: Final[tuple[Case, ...]] = (
     gives_the_provisioning_error_as_reason,
     notes_provisioning_errors_of_queued_jobs_only,
     ends_what_nobody_can_serve,
+    spares_a_job_that_an_agent_is_being_made_for,
     forgets_the_stamp_of_what_can_be_served_again,
     ends_as_many_as_it_may,
     forgets_old_runs,

@@ -532,13 +532,17 @@ WHERE jobs.id = ANY (ARRAY(SELECT stamped.id FROM stamped))
 RETURNING jobs.id;
 
 -- name: unroutable_jobs
--- Queued jobs of a class that were stamped longer ago than the grace.
+-- Queued jobs of a class that were stamped longer ago than the grace, and that no agent is being made for.
 SELECT id, run_id
 FROM jobs
 WHERE class_id BETWEEN :class_id AND :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms::BIGINT
     AND status || '' = 'queued'
     AND last_provisioning_error IS NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM scaler_spawning_agents AS spawn
+        WHERE spawn.bound_job_id = jobs.id AND spawn.state IN ('booting', 'registered')
+    )
 ORDER BY class_id, unroutable_since, seq
 LIMIT :limit;
 

@@ -463,13 +463,17 @@ WHERE seq IN (
 RETURNING id;
 
 -- name: unroutable_jobs
--- Queued jobs of a class that were stamped longer ago than the grace.
+-- Queued jobs of a class that were stamped longer ago than the grace, and that no agent is being made for.
 SELECT id, run_id
 FROM jobs INDEXED BY jobs_unroutable
 WHERE class_id = :class_id
     AND unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms
     AND status = 'queued'
     AND last_provisioning_error IS NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM scaler_spawning_agents AS spawn
+        WHERE spawn.bound_job_id = jobs.id AND spawn.state IN ('booting', 'registered')
+    )
 ORDER BY unroutable_since, seq
 LIMIT :limit;
 
