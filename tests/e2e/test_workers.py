@@ -171,3 +171,32 @@ def test_a_revoked_worker_ends_with_its_agents_and_the_token_is_spent(
     (peer,) = [each for each in coordinator.admin("peers") if each["role"] == "worker"]
     assert peer["state"] == "revoked"
     assert "no worker" in coordinator.run("admin", "worker", "revoke", "nobody").stderr
+
+
+@pytest.mark.spec("D5", "scaler 19.1")
+def test_hup_takes_over_a_changed_scalers_file_of_a_worker(
+    coordinator: CoordinatorProgram, worker: WorkerProgram, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    old = coordinator.submit(f"while [ ! -e {gate} ]; do sleep 0.1; done; echo finished", "-l", "far")
+    until(lambda: coordinator.job(old)["status"] == "running", seconds=30, what="a job runs")
+    before = worker.scalers.read_text()
+    assert worker.process is not None
+
+    worker.scalers.write_text("version: 1\nscalers: [{name: x}]\n")
+    worker.process.send_signal(signal.SIGHUP)
+    until(lambda: "reload.rejected" in worker.log.read_text(), seconds=10, what="a faulty file is refused")
+    assert coordinator.run("run", "-l", "far", "--", "echo", "as before").stdout == "as before\n"
+
+    worker.scalers.write_text(before.replace("name: far", "name: near").replace("[linux, far]", "[linux, near]"))
+    worker.process.send_signal(signal.SIGHUP)
+    done = coordinator.run("run", "-l", "near", "--", "echo", "new")
+    assert done.stdout == "new\n"
+    late = coordinator.submit("true", "-l", "far")
+    until(lambda: "far" in coordinator.run("explain", late).stdout, seconds=10, what="the old one is offered no more")
+    assert coordinator.job(late)["status"] == "queued"
+    gate.touch()
+    until(lambda: coordinator.job(old)["status"] == "success", seconds=30, what="what ran there has finished")
+    assert coordinator.output(old) == "finished\n"
+    assert coordinator.run("cancel", late).returncode == 0
+    until(worker.is_clean, seconds=30, what="nothing is left on the worker")

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from kici.apps.starting import (
 )
 from kici.config.environment import CoordinatorSettings
 from kici.config.model import BackendType, ScalersConfig
+from kici.decide.pool import Pool
 from kici.domain.errors import KiciError, Misconfigured
 from kici.domain.ids import AgentId, Instant
 from kici.domain.resources import Shape
@@ -39,7 +40,9 @@ from kici.gateway.worker_relay import Relay
 from kici.gateway.workers import WebSocketDialer
 from kici.kit.supervise import Supervisor
 from kici.observe.events import Event, emit
+from kici.services.config_watch import ReloadSignals
 from kici.services.machine_pools import MachinePools
+from kici.services.reload import Reload
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.worker_agents import HostAgents
 from kici.services.worker_host import WorkerHost
@@ -122,6 +125,8 @@ class _Program:
         self._stopped = asyncio.Event()
         self._keeps_agents = False
         self._refused: str | None = None
+        self._capacity_changed: Callable[[], None] = lambda: None
+        """Tells coordinators that this host offers something else now."""
         self._zygote = local_zygote(self._clock)
 
     def stop(self, keep_agents: bool) -> None:  # noqa: FBT001 - the one thing to say
@@ -164,6 +169,7 @@ class _Program:
         async with Supervisor("worker") as supervisor, ClientSession(connector=connector) as client:
             agents = self._agents(data_dir, relay_url, supervisor)
             host = WorkerHost(agents=agents, supervisor=supervisor)
+            self._capacity_changed = host.offer_again
             links = self._links(data_dir, host, keys, client)
             await agents.recover()
             relay = Relay(upstream=partial(_upstream, host, links), client=client)
@@ -171,12 +177,13 @@ class _Program:
             try:
                 supervisor.service("look-again", agents.run)
                 supervisor.service("machine-pools", self._pools.run)
+                supervisor.service("retirement", self._reload.run)
                 supervisor.service("link-timers", links.run_timers)
                 if self._zygote is not None:
                     supervisor.start("zygote", self._zygote.open())
                 for url in self._urls:
                     supervisor.service(f"link {url}", partial(links.keep_linked, url))
-                self._listen_to_signals()
+                self._listen_to_signals(supervisor)
                 self._announce(data_dir, relay_url)
                 await self._stopped.wait()
                 await self._leave(host, links)
@@ -235,6 +242,17 @@ class _Program:
             url_for=partial(_url_for, relay_url),
             retired=lambda record: builder.build_retired(_row(record)),
         )
+        self._reload = Reload(
+            config=config,
+            read=partial(self._read, builder),
+            builder=builder,
+            host=site.host,
+            manager=agents,
+            pools=_NoPools(),
+            spawns=agents.holdings,
+            on_result=lambda result: None,
+            capacity_changed=lambda: self._capacity_changed(),
+        )
         return agents
 
     def _links(self, data_dir: DataDir, host: WorkerHost, keys: FileWorkerKeys, client: ClientSession) -> WorkerLinks:
@@ -267,13 +285,38 @@ class _Program:
             )
         )
 
-    def _listen_to_signals(self) -> None:
+    def _listen_to_signals(self, supervisor: Supervisor) -> None:
         if sys.platform == "win32":
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, False)  # noqa: FBT003 - end the agents
         loop.add_signal_handler(signal.SIGUSR2, self.stop, True)  # noqa: FBT003 - keep the agents
+        reloads = ReloadSignals(reload=self._reload_scalers, clock=self._clock)
+        supervisor.service("reload-at-signals", reloads.run)
+        loop.add_signal_handler(signal.SIGHUP, reloads.signal)
+
+    async def _reload_scalers(self) -> None:
+        """Take over the scalers files as they are now."""
+        _ = await self._reload.reload()
+        await self._pools.tick()
+
+    async def _read(self, builder: FleetBuilder) -> ScalersConfig | tuple[str, ...]:
+        found = await asyncio.to_thread(read_scalers, self._settings)
+        if isinstance(found, ScalersConfig):
+            try:
+                _check(found)
+            except Misconfigured as error:
+                return (str(error),)
+            builder.network = found.firecracker
+        return found
+
+
+class _NoPools:
+    """A worker keeps none."""
+
+    def configure(self, pools: Sequence[Pool]) -> None:
+        pass
 
 
 async def _listen(relay: Relay, listener: socket.socket) -> web.AppRunner:

@@ -6,7 +6,7 @@ work at once, its idle warm agents go at once, its jobs finish, and its backend 
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Never, Protocol
 
@@ -21,10 +21,7 @@ from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
-from kici.services.scaler_manager import ScalerManager
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
-from kici.services.spawn_book import SpawnBook
-from kici.services.warm_pool import WarmPoolManager
 
 RETIREMENT_SECONDS: Final = 30.0
 
@@ -47,6 +44,23 @@ class Builder(Protocol):
     def build_retired(self, row: Spawn) -> ScalerRuntime | None:
         """A scaler that left the file, able to look after its agents; None where its type is not made here."""
         ...
+
+
+class Serving(Protocol):
+    """Who makes agents by the configuration that is in force."""
+
+    local: Fleet
+
+
+class PoolKeeper(Protocol):
+    def configure(self, pools: Sequence[Pool]) -> None: ...
+
+
+class Tracked(Protocol):
+    """An agent of this host."""
+
+    @property
+    def runtime(self) -> ScalerRuntime: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +88,9 @@ class Reload:
         read: Read,
         builder: Builder,
         host: Host,
-        manager: ScalerManager,
-        pools: WarmPoolManager,
-        spawns: SpawnBook,
+        manager: Serving,
+        pools: PoolKeeper,
+        spawns: Iterable[Tracked],
         on_result: Callable[[str], None],
         capacity_changed: Callable[[], None],
     ) -> None:

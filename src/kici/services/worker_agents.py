@@ -55,7 +55,7 @@ class HostAgents:
         retired: Retired,
     ) -> None:
         """`url_for(scaler, agent)`: where the agent finds coordinators."""
-        self.fleet = fleet
+        self.local = fleet
         self.holdings = Holdings()
         self.book = Book()
         self._host_id = host_id
@@ -65,9 +65,6 @@ class HostAgents:
         self._clock = clock
         self._url_for = url_for
         self._retired = retired
-        self._job_images = {
-            (entry.scaler, set_key(entry.label_set)) for entry in fleet.router.entries if entry.runs_job_image
-        }
         self._blind: dict[ScalerName, ScalerRuntime] = {}
         """Scalers whose host could not be looked at yet."""
         self.is_leaving = False
@@ -77,6 +74,11 @@ class HostAgents:
         """Set by the composition root: told of computes that ended by themselves."""
         self.changed: Callable[[], None] = lambda: None
         """Set by the composition root: told when more or less is in use."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """Of the scalers file that is in force; scalers that left it stay until their last agent is gone."""
+        return self.local
 
     # ------------------------------------------------------------------ start and end
 
@@ -150,7 +152,7 @@ class HostAgents:
             machine_pool=runtime.machine_pool,
             owner=owner,
             reserved_at=self._clock.now(),
-            runs_job_image=(scaler, set_key(order.label_set)) in self._job_images,
+            runs_job_image=self._runs_job_image(scaler, order.label_set),
         )
         self._records.write(record)
         holding = Holding(record=record, runtime=runtime)
@@ -264,12 +266,17 @@ class HostAgents:
 
     # ------------------------------------------------------------------ how
 
+    def _runs_job_image(self, scaler: ScalerName, label_set: tuple[str, ...]) -> bool:
+        key = set_key(label_set)
+        entries = self.fleet.router.entries
+        return any(each.runs_job_image for each in entries if each.scaler == scaler and set_key(each.label_set) == key)
+
     def _may_begin(self, agent_id: AgentId, scaler: ScalerName) -> ScalerRuntime:
         how = self.holdings.gone().get(agent_id)
         if how is not None:
             raise Retryable(f"agent {agent_id} has ended already: {how}")
         runtime = self.fleet.runtimes.get(scaler)
-        if runtime is None:
+        if runtime is None or all(entry.scaler != scaler for entry in self.fleet.router.entries):
             raise Permanent(f"this worker has no scaler {scaler} any more")
         if self.is_leaving:
             raise NoCapacity("this worker is stopping")

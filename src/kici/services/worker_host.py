@@ -90,6 +90,11 @@ class WorkerHost:
         if load.scalers:
             seat.send(load)
 
+    def offer_again(self) -> None:
+        """What this host can make has changed."""
+        for seat in self._seats.values():
+            seat.send(offer_of(self._agents.fleet))
+
     def detach(self, seat: Seat) -> None:
         """The link is gone.  A newer one of the same coordinator is not concerned."""
         if self._seats.get(seat.instance_id) is seat:
