@@ -37,6 +37,8 @@ class Lab:
         self.folder = folder
         self.name = f"kici-{os.getpid()}-{folder.name[-6:]}"
         self.socket = folder / "docker.sock"
+        self.listens_at: tuple[str, ...] = ()
+        """Where else the engine listens, such as `tcp://127.0.0.1:2375` of the lab's own network."""
         self._daemon: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self.others_namespaces: list[str] = []
@@ -91,25 +93,26 @@ class Lab:
         self.run("ip", "link", "set", "lo", "up")
         self.start_engine()
 
+    @property
+    def log(self) -> Path:
+        return self.folder / "dockerd.log"
+
+    def daemon(self) -> tuple[str, ...]:
+        """The command line of the engine itself."""
+        folders = {"--data-root": "root", "--exec-root": "exec", "--pidfile": "docker.pid"}
+        hosts = (f"unix://{self.socket}", *self.listens_at)
+        return (
+            "dockerd",
+            *(word for option, name in folders.items() for word in (option, str(self.folder / name))),
+            *(word for host in hosts for word in ("-H", host)),
+            *("--bip", "172.29.0.1/24", "--default-address-pool", "base=172.29.64.0/18,size=24"),
+        )
+
     def start_engine(self) -> None:
-        log = self.folder / "dockerd.log"
+        log = self.log
         with log.open("ab") as output:
             self._daemon = subprocess.Popen(
-                self.command(
-                    "dockerd",
-                    "--data-root",
-                    self.folder / "root",
-                    "--exec-root",
-                    self.folder / "exec",
-                    "--pidfile",
-                    self.folder / "docker.pid",
-                    "-H",
-                    f"unix://{self.socket}",
-                    "--bip",
-                    "172.29.0.1/24",
-                    "--default-address-pool",
-                    "base=172.29.64.0/18,size=24",
-                ),
+                self.command(*self.daemon()),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -117,8 +120,8 @@ class Lab:
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
-            assert self._daemon.poll() is None, f"dockerd ended:\n{log.read_text()[-4000:]}"
-            assert time.monotonic() < deadline, f"dockerd does not answer:\n{log.read_text()[-4000:]}"
+            assert self._daemon.poll() is None, f"the engine ended:\n{log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"the engine does not answer:\n{log.read_text()[-4000:]}"
             time.sleep(0.05)
 
     def stop_engine(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -218,9 +221,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @contextmanager
-def lab() -> Iterator[Lab]:
+def lab(*listens_at: str) -> Iterator[Lab]:
     """A lab for as long as the block runs.  Ask `engines.absence("docker")` first."""
     made = Lab(Path(tempfile.mkdtemp(prefix="kici-docker-")))
+    made.listens_at = listens_at
     try:
         made.up()
         yield made

@@ -60,7 +60,7 @@ class ContainerBench:
     def __init__(self, *, engine_at: Callable[[EngineAddress], Engine], address: EngineAddress, clock: Clock) -> None:
         self.heard = Heard()
         self._engine_at = engine_at
-        self._address = address
+        self.address = address
         self._clock = clock
         self._stack = AsyncExitStack()
         self.settings = ContainerSettings(
@@ -84,7 +84,7 @@ class ContainerBench:
         self.houses = Houses(tools)
         self.backend = ContainerBackend(
             settings=self.settings,
-            find_engine=lambda: self._address,
+            find_engine=lambda: self.address,
             houses=self.houses,
             tools=tools,
             on_exit=self.heard.on_exit,
@@ -221,6 +221,21 @@ async def fake_engine() -> AsyncIterator[FakeEngineBench]:
     yield bench
     await bench.close()
     assert not bench.packets.addresses(), "rules are left behind"
+
+
+@asynccontextmanager
+async def far_docker(lab: Lab, folder: Path, url: str) -> AsyncIterator[RealEngineBench]:
+    """The engine as one on another machine: by TCP, and without rules, which only its own machine could set."""
+    bench = RealEngineBench(lab, folder)
+    bench.address = EngineAddress(url=url, kind=EngineKind.DOCKER, is_local=False)
+    bench.settings = replace(bench.settings, is_isolated=False, is_local=False)
+    with lab.enter():  # the network in which the engine listens
+        await bench.start()
+        try:
+            yield bench
+        finally:
+            await bench.close()
+    assert not bench.on_host(), "containers are left behind"
 
 
 @asynccontextmanager

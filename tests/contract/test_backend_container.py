@@ -13,12 +13,13 @@ from kici.domain.errors import DeterministicRefusal
 from kici.testing.contracts.backend import CASES, Case, Kind, an_id
 from kici.testing.virtual_time import virtual
 
+FAR = "tcp://127.0.0.1:2375"
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Lab]:
-    with lab() as running:
+    with lab(FAR) as running:
         benches.import_kinds(running, busybox_tree(running.folder / "busybox"))
         yield running
 
@@ -37,6 +38,16 @@ async def test_fake_engine(case: Case) -> None:
 @cases
 async def test_docker(case: Case, engine: Lab, tmp_path: Path) -> None:
     async with benches.docker(engine, tmp_path) as bench:
+        await case(bench)
+
+
+@pytest.mark.spec("scaler 29.10.10")
+@pytest.mark.engine("docker")
+@pytest.mark.xdist_group("docker-contract")
+@cases
+async def test_docker_by_tcp(case: Case, engine: Lab, tmp_path: Path) -> None:
+    async with benches.far_docker(engine, tmp_path, FAR) as bench:
+        assert not bench.backend.spawns_on_local_host
         await case(bench)
 
 

@@ -396,6 +396,8 @@ def _translate(what: str, error: DockerError) -> KiciError:
     match error.status:
         case 404:
             return NotFound(text)
+        case 409 if "OCI" in error.message:  # as Podman says that a container cannot be prepared for its start
+            return EngineRefused(text)
         case 409:
             return Conflict(text)
         case 400 | 403:

@@ -79,6 +79,25 @@ def _absent(needs: Mapping[str, str]) -> str | None:
     return f"install {' '.join(sorted(set(absent)))}" if absent else None
 
 
+_PODMAN_NEEDS: Final = {
+    "podman": "podman",
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "busybox": "busybox-static",
+}
+
+
+def _podman() -> str | None:
+    """Tests start one of their own, in namespaces of their own."""
+    if os.geteuid() != 0:
+        return "only root can start a Podman in a network namespace"
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    absent = [package for program, package in _PODMAN_NEEDS.items() if shutil.which(program, path=path) is None]
+    return f"install {' '.join(sorted(absent))}" if absent else None
+
+
 _VM_NETWORK_NEEDS: Final = {"nft": "nftables", "ip": "iproute2", "nsenter": "util-linux", "mkfs.ext4": "e2fsprogs"}
 
 
@@ -117,6 +136,7 @@ _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "docker": _docker,
     "firecracker": _firecracker,
     "namespaces": _namespaces,
+    "podman": _podman,
     "postgres": _postgres,
     "registry": _registry,
     "qemu": _qemu,
