@@ -56,6 +56,12 @@ class WorkerParts:
         await self._one.given.store.purge_join_tokens()
         return await self.credentials.create_join_token(by=by, ttl_ms=ttl_ms)
 
+    async def join_tokens(self) -> list[JoinToken]:
+        return await self._one.given.store.join_tokens(limit=WORKERS_MAX)
+
+    async def revoke_join_token(self, token_id: str) -> bool:
+        return await self._one.given.store.revoke_join_token(token_id)
+
     async def workers(self) -> list[Worker]:
         return await self._one.given.store.workers(limit=WORKERS_MAX)
 

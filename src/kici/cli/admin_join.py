@@ -5,7 +5,7 @@ import click
 from kici.cli.client import Client, admin_path
 from kici.cli.connection import with_client
 from kici.cli.jobs import as_json
-from kici.cli.output import local, print_json
+from kici.cli.output import local, print_json, print_table
 from kici.cli.values import DURATION
 
 
@@ -29,7 +29,29 @@ def create_join_token(client: Client, /, *, expires: float, as_json: bool) -> No
         return
     click.echo(made["token"])
     hint = f"Keep it now: it is not shown again.  One host can use it until {local(made['expiresAt'])}."
-    click.echo(hint, err=True)
+    click.echo(f"{hint}  Take it back by: kici-admin join-token revoke {made['id']}", err=True)
+
+
+@join_token.command("list")
+@as_json
+@with_client
+def list_join_tokens(client: Client, /, *, as_json: bool) -> None:
+    """List tokens that have not run out, and the workers that joined with them."""
+    found = client.get(admin_path("join-tokens"))["items"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each["id"], each["createdBy"], local(each["expiresAt"]), each["usedBy"] or "nobody yet") for each in found]
+    print_table(("ID", "MADE BY", "GOOD UNTIL", "USED BY"), rows, empty="There are no join tokens.")
+
+
+@join_token.command("revoke")
+@click.argument("token_id", metavar="ID")
+@with_client
+def revoke_join_token(client: Client, /, *, token_id: str) -> None:
+    """Take a token back.  A worker that has joined with it stays one: `worker revoke` ends that."""
+    client.request("DELETE", admin_path("join-tokens", token_id))
+    click.echo(f"{token_id} revoked")
 
 
 @click.group()

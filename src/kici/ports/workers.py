@@ -113,6 +113,14 @@ class WorkerStore(Protocol):
 
     async def create_join_token(self, token: JoinToken) -> None: ...
 
+    async def join_tokens(self, *, limit: int, now: Instant | None = None) -> list[JoinToken]:
+        """Those that have not run out, oldest first."""
+        ...
+
+    async def revoke_join_token(self, token_id: str, *, now: Instant | None = None) -> bool:
+        """It is good no more; who has joined with it stays.  False: there is none that is good."""
+        ...
+
     async def join_worker(
         self, worker: Worker, *, token_hash: str, role: str, credential_hash: str, now: Instant | None = None
     ) -> bool:

@@ -27,6 +27,13 @@ class Workers(Part):
             },
         )
 
+    async def join_tokens(self, *, limit: int, now: Instant | None = None) -> list[JoinToken]:
+        rows = await self._database.read(Query.JOIN_TOKENS, {"limit": limit, "now": now})
+        return [_join_token(row) for row in rows]
+
+    async def revoke_join_token(self, token_id: str, *, now: Instant | None = None) -> bool:
+        return bool(await self._write(Query.REVOKE_JOIN_TOKEN, {"id": token_id, "now": now}))
+
     async def join_worker(
         self, worker: Worker, *, token_hash: str, role: str, credential_hash: str, now: Instant | None = None
     ) -> bool:
@@ -84,6 +91,18 @@ class Workers(Part):
 
     async def purge_join_tokens(self, *, now: Instant | None = None) -> int:
         return len(await self._write(Query.PURGE_JOIN_TOKENS, {"now": now}))
+
+
+def _join_token(row: Row) -> JoinToken:
+    return JoinToken(
+        id=row["id"],
+        hash=row["token_hash"],
+        role=row["role"],
+        created_by=row["created_by"],
+        created_at=Instant(row["created_at"]),
+        expires_at=Instant(row["expires_at"]),
+        used_by=row["used_by"],
+    )
 
 
 def _worker(row: Row, links: Sequence[Row]) -> Worker:

@@ -28,6 +28,15 @@ class FakeWorkers:
         self.tokens.append(token)
         return token, f"kici_join_v1.x.{token.id}"
 
+    async def join_tokens(self) -> list[JoinToken]:
+        return list(self.tokens)
+
+    async def revoke_join_token(self, token_id: str) -> bool:
+        kept = [token for token in self.tokens if token.id != token_id]
+        is_gone = len(kept) < len(self.tokens)
+        self.tokens = kept
+        return is_gone
+
     async def workers(self) -> list[Worker]:
         return list(self.rows.values())
 

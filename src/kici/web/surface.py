@@ -392,6 +392,14 @@ class Workers(Protocol):
         """The token and its plain text, which is never shown again."""
         ...
 
+    async def join_tokens(self) -> list[JoinToken]:
+        """Those that have not run out."""
+        ...
+
+    async def revoke_join_token(self, token_id: str) -> bool:
+        """No host can join with it any more.  False: there was nothing to revoke."""
+        ...
+
     async def workers(self) -> list[Worker]: ...
 
     async def revoke(self, worker_id: str) -> bool:

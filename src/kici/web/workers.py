@@ -34,6 +34,21 @@ class CreatedJoinToken(View, frozen=True, kw_only=True):
     expires_at: datetime
 
 
+class JoinTokenView(View, frozen=True, kw_only=True):
+    """A token that has not run out; its text is not known here."""
+
+    id: str
+    created_by: str
+    created_at: datetime
+    expires_at: datetime
+    used_by: str | None
+    """The worker that joined with it; no other can."""
+
+
+class JoinTokenList(View, frozen=True, kw_only=True):
+    items: list[JoinTokenView]
+
+
 class WorkerState(StrEnum):
     LINKED = "linked"
     AWAY = "away"
@@ -80,6 +95,27 @@ async def create_join_token(call: Call) -> CreatedJoinToken:
     return CreatedJoinToken(token=plain, id=token.id, expires_at=moment(token.expires_at))
 
 
+async def list_join_tokens(call: Call) -> JoinTokenList:
+    return JoinTokenList(
+        items=[
+            JoinTokenView(
+                id=token.id,
+                created_by=token.created_by,
+                created_at=moment(token.created_at),
+                expires_at=moment(token.expires_at),
+                used_by=token.used_by,
+            )
+            for token in await call.surface.workers.join_tokens()
+        ]
+    )
+
+
+async def revoke_join_token(call: Call) -> None:
+    token_id = call.part("token_id")
+    if not await call.surface.workers.revoke_join_token(token_id):
+        raise NotFound(f"there is no join token {token_id} that is good; `kici-admin join-token list` lists them")
+
+
 async def list_workers(call: Call) -> WorkerList:
     now = call.surface.clock.now()
     return WorkerList(items=[worker_view(worker, now=now) for worker in await call.surface.workers.workers()])
@@ -105,6 +141,26 @@ ROUTES: Final = (
         answer=CreatedJoinToken,
         status=HTTPStatus.CREATED,
         audit="join_token.create",
+    ),
+    Route(
+        method=hdrs.METH_GET,
+        path=f"{API}/admin/join-tokens",
+        needs=Permission.PEER_MANAGE,
+        act=list_join_tokens,
+        summary="Join tokens that have not run out, and who joined with them.",
+        tag=_TAG,
+        answer=JoinTokenList,
+    ),
+    Route(
+        method=hdrs.METH_DELETE,
+        path=f"{API}/admin/join-tokens/{{token_id}}",
+        needs=Permission.PEER_MANAGE,
+        act=revoke_join_token,
+        summary="Take a join token back.  A worker that has joined with it stays one.",
+        tag=_TAG,
+        status=HTTPStatus.NO_CONTENT,
+        audit="join_token.revoke",
+        refusals=(HTTPStatus.NOT_FOUND,),
     ),
     Route(
         method=hdrs.METH_GET,

@@ -37,6 +37,17 @@ def test_a_join_token_is_printed_alone(served: Served) -> None:
     assert token.expires_at - token.created_at == 600_000
 
 
+def test_join_tokens_are_listed_and_taken_back(served: Served) -> None:
+    assert "no join tokens" in served.kici("admin", "join-token", "list").stderr
+    admin(served, "join-token", "create")
+    assert "join-0" in admin(served, "join-token", "list")
+    assert "join-0 revoked" in admin(served, "join-token", "revoke", "join-0")
+    assert served.fake.workers.tokens == []
+    refused = served.kici("admin", "join-token", "revoke", "join-0")
+    assert refused.exit_code == 1
+    assert "no join token join-0" in refused.stderr
+
+
 def test_peers_show_workers_and_what_they_are_linked_to(served: Served) -> None:
     served.fake.workers.add(Worker(id="w1", name="build-7", joined_at=Instant(1)))
     served.fake.workers.add(Worker(id="w2", name="build-8", joined_at=Instant(1), revoked_at=Instant(2)))

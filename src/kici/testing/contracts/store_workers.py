@@ -49,6 +49,23 @@ async def trades_a_join_token_once(store: Store) -> None:
 
 
 @shows("T4.1")
+async def takes_a_join_token_back(store: Store) -> None:
+    await _a_token(store)
+    await _a_token(store, "twice")
+    assert [token.id for token in await store.join_tokens(limit=ALL, now=after(1))] == ["id of once", "id of twice"]
+    assert await store.revoke_join_token("id of once", now=after(1))
+    assert not await store.revoke_join_token("id of once", now=after(1))
+    assert not await store.revoke_join_token("id of nothing", now=after(1))
+    assert not await _joins(store)
+    assert await _joins(store, secret="twice")
+    (left,) = await store.join_tokens(limit=ALL, now=after(2))
+    assert (left.id, left.used_by, left.created_by) == ("id of twice", W1, "somebody")
+    assert await store.revoke_join_token("id of twice", now=after(3))
+    assert given(await store.worker(W1)).revoked_at is None
+    assert await store.join_tokens(limit=ALL, now=after(HOUR_MS)) == []
+
+
+@shows("T4.1")
 async def lets_the_same_worker_try_again_until_the_token_expires(store: Store) -> None:
     await _a_token(store)
     assert await _joins(store)
@@ -204,6 +221,7 @@ async def spares_agents_that_went_on_elsewhere_or_hold_jobs(store: Store) -> Non
 
 CASES: Final[tuple[Case, ...]] = (
     trades_a_join_token_once,
+    takes_a_join_token_back,
     lets_the_same_worker_try_again_until_the_token_expires,
     lets_one_of_many_have_a_token,
     refuses_tokens_of_another_role_and_late_ones,

@@ -15,6 +15,15 @@ RETURNING id;
 -- Tokens that a worker used are good no more.
 UPDATE join_tokens SET expires_at = 0 WHERE used_by = :worker_id;
 
+-- name: join_tokens
+-- Tokens that have not run out, oldest first.
+SELECT * FROM join_tokens WHERE expires_at > COALESCE(:now, now_ms()) ORDER BY created_at, id LIMIT :limit;
+
+-- name: revoke_join_token
+-- A token is good no more, before its time.
+UPDATE join_tokens SET expires_at = 0 WHERE id = :id AND expires_at > COALESCE(:now, now_ms())
+RETURNING id;
+
 -- name: purge_join_tokens
 -- Forget tokens that ran out a day ago.
 DELETE FROM join_tokens WHERE expires_at < COALESCE(:now, now_ms()) - 86400000
