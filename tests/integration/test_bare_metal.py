@@ -42,7 +42,10 @@ async def test_what_ignores_term_is_killed_after_five_seconds_with_all_its_child
         assert here.backend.tail(agent_id, 5) == ["up"]
 
 
-async def test_a_willing_agent_is_waited_for_no_longer_than_it_takes(tmp_path: Path) -> None:
+async def test_a_willing_agent_is_waited_for_no_longer_than_it_takes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="kici.agents")
     agent = a_script(tmp_path / "agent", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done")
     async with local(tmp_path, agent=agent) as here:
         agent_id = await here.spawn()
@@ -51,6 +54,8 @@ async def test_a_willing_agent_is_waited_for_no_longer_than_it_takes(tmp_path: P
         await here.backend.destroy(agent_id, ScaleDownReason.IDLE)
         assert time.monotonic() - started < 3.0
         assert here.backend.tail(agent_id, 1) == ["bye"]
+        said = [record.__dict__["kici"] for record in caplog.records if record.getMessage() == "agent.output"]
+        assert [(each["agent_id"], each["text"]) for each in said] == [(agent_id, "up"), (agent_id, "bye")]
 
 
 @pytest.mark.spec("scaler 30.10.5")

@@ -450,6 +450,16 @@ class Coordinator:
     def _note(self, job_id: JobId, text: str) -> None:
         self.given.supervisor.start(f"note.{job_id}", self.logs.note(job_id, text))
 
+    def work_of(self, agent_id: str) -> dict[str, str]:
+        """The job of an agent, as fields of a log record; empty: none that is known here."""
+        tracked = self.spawns.get(AgentId(agent_id))
+        agent = self.registry.get(AgentId(agent_id))
+        if tracked is not None and tracked.story_of is not None:
+            run = {} if tracked.story_run is None else {"run_id": tracked.story_run}
+            return {"job_id": tracked.story_of, **run}
+        job = None if agent is None else next(filter(None, reversed(agent.jobs.values())), None)
+        return {} if job is None else {"job_id": job.id, "run_id": job.run_id}
+
     def render_metrics(self) -> bytes:
         """The scrape answer; derived gauges are read now."""
         self.metrics.agents_active.set(len(self.registry))

@@ -43,6 +43,7 @@ from kici.domain.ids import AgentId, InstanceId
 from kici.domain.instance import Instance
 from kici.gateway.agents import Gateway
 from kici.kit.supervise import Supervisor
+from kici.observe.attribution import attribute_logs
 from kici.ports.peers import Notifier
 from kici.ports.sealer import Sealer
 from kici.ports.store import Store
@@ -117,6 +118,7 @@ class _Program:
         async with Supervisor("coordinator") as supervisor:
             coordinator = self._coordinator(store, data_dir, listener, supervisor, sealer)
             owner_token = await _owner_token(coordinator, data_dir)
+            attribute_logs(coordinator.work_of)
             await coordinator.recover()
             logins = Logins(coordinator.tokens, self._clock, self._entropy)
             surface = surface_of(coordinator, version=version("kici"), stop=self.stop)

@@ -33,7 +33,7 @@ class Counting:
             self._metrics.jobs_unroutable.inc()
 
     def _handed_off(self, agent: ConnectedAgent, job: Job) -> None:
-        self._manager.handed_off(agent.agent_id, job.id)
+        self._manager.handed_off(agent.agent_id, job)
         self._pools.handed_off(agent)
         if job.dispatched_at is not None and job.queued_at is not None:
             self._metrics.dispatch_latency.observe(max(0, job.dispatched_at - job.queued_at) / 1000)

@@ -351,12 +351,12 @@ class ScalerManager:
         else:
             self.foreign_gone(agent_id, reason)
 
-    def handed_off(self, agent_id: AgentId, job_id: JobId) -> None:
+    def handed_off(self, agent_id: AgentId, job: Job) -> None:
         """An agent was told of a job."""
         tracked = self._spawns.get(agent_id)
         if tracked is not None:
             tracked.jobs_given += 1
-            self._stories.belongs(tracked, job_id)
+            self._stories.belongs(tracked, job)
 
     def jobs_given(self, agent_id: AgentId) -> int:
         tracked = self._spawns.get(agent_id)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kici.domain.ids import AgentId, Instant, JobId, ScalerName
+from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName
 from kici.domain.spawn import SERVING, Spawn, SpawnState
 from kici.services.scaler_runtime import ScalerRuntime
 
@@ -36,12 +36,14 @@ class TrackedSpawn:
     """What happened to it and was not told yet."""
     story_of: JobId | None = None
     """Whose people are told: the job that it was made for, then the one that it was given last."""
+    story_run: RunId | None = None
     is_being_told: bool = False
     task: asyncio.Task[None] | None = None
     """The spawn under way."""
 
     def __post_init__(self) -> None:
-        self.story_of = self.story_of or self.spawn.bound_job_id
+        if self.story_of is None:
+            self.story_of, self.story_run = self.spawn.bound_job_id, self.spawn.run_id
 
     @property
     def agent_id(self) -> AgentId:

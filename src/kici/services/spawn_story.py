@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from kici.domain.ids import JobId
+from kici.domain.job import Job
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.services.spawn_book import TrackedSpawn
@@ -33,9 +34,9 @@ class SpawnStories:
         tracked.story.append(f"{tracked.agent_id}: {text}")
         self._tell(tracked, pause_seconds=0.0 if is_urgent else GATHER_SECONDS)
 
-    def belongs(self, tracked: TrackedSpawn, job_id: JobId) -> None:
+    def belongs(self, tracked: TrackedSpawn, job: Job) -> None:
         """Its agent was given this job: what is and will be known of it is for the people of that."""
-        tracked.story_of = job_id
+        tracked.story_of, tracked.story_run = job.id, job.run_id
         self._tell(tracked, pause_seconds=0.0)
 
     def _tell(self, tracked: TrackedSpawn, *, pause_seconds: float) -> None:

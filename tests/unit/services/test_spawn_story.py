@@ -81,3 +81,24 @@ async def test_of_an_agent_that_nobody_asks_for_little_is_remembered(bench: Benc
     await bench.passes(1)
     told = await story(bench, job)
     assert told == [f"line {number}" for number in range(5, STORY_LINES_MAX + 5)]
+
+
+@pytest.mark.spec("scaler 39.4.7")
+@benched(WARM)
+async def test_the_log_knows_the_job_of_an_agent_from_the_moment_that_it_is_given(bench: Bench) -> None:
+    warm, work_of = await bench.made(0), bench.coordinator.work_of
+    assert work_of(warm.agent_id) == work_of("nobody") == {}
+    job = await bench.submits("linux", queue_timeout_ms=0)
+    await warm.starts()
+    assert work_of(warm.agent_id) == {"job_id": job.id, "run_id": job.run_id}
+
+
+@benched(a_scaler())
+async def test_the_log_knows_the_job_that_an_agent_is_made_for_and_that_of_a_static_one(bench: Bench) -> None:
+    job = await bench.submits("linux")
+    order = await bench.machine()
+    assert bench.coordinator.work_of(order.agent_id) == {"job_id": job.id, "run_id": job.run_id}
+    static = await bench.an_agent("mine", "gpu")
+    other = await bench.submits("gpu")
+    await static.starts()
+    assert bench.coordinator.work_of("mine") == {"job_id": other.id, "run_id": other.run_id}

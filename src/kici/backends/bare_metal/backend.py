@@ -286,6 +286,7 @@ class BareMetalBackend:
                 async with asyncio.timeout(self._settings.log_check_seconds):
                     return await process.wait()
             except TimeoutError:
+                self._ender.hear(agent)
                 self._files.bound_output(agent.id, self._settings.log_bytes_max)
 
     def _tell_gone(self, agent: Tracked, how: Exit) -> None:

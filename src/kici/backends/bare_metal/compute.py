@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from kici.backends.agent_lines import AgentLines
 from kici.backends.bare_metal.records import AgentFiles, AgentRecord
 from kici.decide.launch import Launch, LaunchHost, TreeKill, tree_kill_argv, tree_kill_outcome
 from kici.domain.errors import Retryable
 from kici.domain.ids import AgentId
+from kici.kit.lines import READ_BYTES
 from kici.ports.backend import Compute, ComputeState, OnEvent
 from kici.ports.cgroups import Cgroup, Cgroups
 from kici.ports.clock import Clock
@@ -20,6 +22,8 @@ REMEMBERED_LINES: Final = 50
 COMMAND_SECONDS: Final = 5.0
 EMPTY_TRIES: Final = 100
 EMPTY_SECONDS: Final = 0.02
+BLOCKS_PER_PASS: Final = 16
+"""Of an agent's output that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class Tracked:
     registered: bool = False
     process: Process | None = None
     group: Cgroup | None = None
+    lines: AgentLines | None = None
+    """Its output, on its way to our log."""
     last_output: list[str] = field(default_factory=list)
     """Filled when it ends."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -107,12 +113,30 @@ class Ender:
                     raise
                 agent.record = replace(agent.record, groups=())
 
+    def hear(self, agent: Tracked) -> None:
+        """Let our log have what it printed since the last time.
+
+        Of one that was made before this process, what it printed until now is in that one's log.
+        """
+        if agent.lines is None:
+            read = 0 if agent.on_event is not None else self._files.printed_bytes(agent.id)
+            agent.lines = AgentLines(agent.id, source="bare-metal", clock=self._tools.clock, read_bytes=read)
+        for _ in range(BLOCKS_PER_PASS):
+            start, data = self._files.printed(agent.id, agent.lines.read_bytes, READ_BYTES)
+            agent.lines.read_bytes = start
+            if not data:
+                return
+            agent.lines.feed(data)
+
     def find_group(self, record: AgentRecord) -> Cgroup | None:
         return self._tools.cgroups.find(tuple(Path(name) for name in record.groups)) if record.groups else None
 
     async def end(self, agent: Tracked, *, grace_seconds: float) -> None:
         """End a tracked agent and remove its files.  Raises `Retryable` when something of it is still there."""
         await self._end(agent.record, agent.process, agent.group, grace_seconds)
+        self.hear(agent)
+        if agent.lines is not None:
+            agent.lines.finish()
         agent.last_output = self._files.tail(agent.id, REMEMBERED_LINES)
         await self._files.remove(agent.id)
 

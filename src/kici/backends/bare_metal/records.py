@@ -99,6 +99,16 @@ class AgentFiles:
         for path in (self.output(agent_id), self._older(agent_id), self._path(agent_id)):
             self._files.remove(path)
 
+    def printed_bytes(self, agent_id: AgentId) -> int:
+        """Length of its output now."""
+        return self._files.size(self.output(agent_id))
+
+    def printed(self, agent_id: AgentId, since: int, bytes_max: int) -> tuple[int, bytes]:
+        """The next block of its output after so many bytes, and where that begins: anew where the file did."""
+        path = self.output(agent_id)
+        start = since if since <= self._files.size(path) else 0
+        return start, self._files.read_from(path, start, bytes_max)
+
     def bound_output(self, agent_id: AgentId, bytes_max: int) -> None:
         """Keep the output below its limit: when it is above, its last half moves aside and the file starts anew.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kici.backends.agent_lines import AgentLines
 from kici.backends.container.compute import Tracked, how_it_ended, tracked_again, unseen
 from kici.backends.container.house import ContainerTools, House, Houses
 from kici.backends.container.maker import Maker, MakerSettings
@@ -355,9 +356,11 @@ class ContainerBackend:
 
     async def _follow(self, agent: Tracked) -> None:
         """Remember what the agent program prints.  That it cannot be read harms nobody."""
+        lines = AgentLines(agent.id, source="container", clock=self._tools.clock)
         try:
             async for line in self._house().engine.follow(agent.handle, lines=TAIL_LINES):
                 agent.printed(line)
+                lines.say(line)
         except KiciError as error:
             log.warning("output.lost", extra={"kici": {"agent_id": agent.id, "error": str(error)}})
 
