@@ -5,7 +5,8 @@ order of magnitude, not a rival.  Run it on a quiet machine; every figure is a m
 many stands the same figure by processor time, of this process (`ours`) and of the database (`server`): what it would
 be if nothing else took time, which a loaded machine changes little.
 
-    python -m tests.bench [store] [decide] [config] [scaler] [events] [spawn] [container] [coordinator]
+    python -m tests.bench [store] [decide] [config] [scaler] [events] [spawn] [container] [microvm] [microvm_jobs]
+        [coordinator]
 """
 
 import importlib
@@ -57,6 +58,10 @@ KNOWN = (
     Known("one tick of 100 pools", "60 ms", "<= 3 ms"),
     Known("recovery of 10 000", "0.13-0.16 s", "<= 0.25 s"),
     Known("enqueue to first output / docker run, p50", "-", "<= 1.3"),
+    Known("spawn to registered, ours / by hand", "-", "<= 1.5"),
+    Known("at once, ours / by hand", "-", "<= 1.5"),
+    Known("our own CPU for each spawn", "-", "<= 60 ms"),
+    Known("VM job by booting / the same VM by hand", "-", "<= 1.15"),
     Known("RSS with 2000 connected agents", "-", "<= 150 MB"),
     Known("read 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
     Known("read 1000 scalers x 1 sets", "-", "<= 800 ms"),
@@ -103,7 +108,18 @@ def main(chosen: list[str]) -> None:
     def say(text: str) -> None:
         print(f"  ... {text} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
 
-    for name in ("decide", "config", "store", "scaler", "events", "spawn", "container", "coordinator"):
+    for name in (
+        "decide",
+        "config",
+        "store",
+        "scaler",
+        "events",
+        "spawn",
+        "container",
+        "microvm",
+        "microvm_jobs",
+        "coordinator",
+    ):
         if chosen and name not in chosen:
             continue
         module = importlib.import_module(f"tests.bench.bench_{name}")
