@@ -55,7 +55,8 @@ async def test_a_willing_agent_is_waited_for_no_longer_than_it_takes(
         assert time.monotonic() - started < 3.0
         assert here.backend.tail(agent_id, 1) == ["bye"]
         said = [record.__dict__["kici"] for record in caplog.records if record.getMessage() == "agent.output"]
-        assert [(each["agent_id"], each["text"]) for each in said] == [(agent_id, "up"), (agent_id, "bye")]
+        assert {each["agent_id"] for each in said} == {agent_id}
+        assert (said[0]["text"], said[-1]["text"]) == ("up", "bye")  # a shell may say more in between
 
 
 @pytest.mark.spec("scaler 30.10.5")
