@@ -9,12 +9,18 @@ import os
 import struct
 import sys
 import time
+from contextlib import suppress
 from typing import Final
 
 from kici.agent.boot_data import Renewal
 from kici.agent.guest_network import become, can_become
 
 DEVICE: Final = "eth0"
+PORTS: Final = "/proc/sys/net/ipv4/ip_local_port_range"
+"""Copies choose ports of connections alike, by a secret that the kernel draws once: each gets another range, lest the
+next guest of an address meets what is left of connections of the one before."""
+FIRST_PORT: Final = 32_768
+LAST_PORT: Final = 60_999
 _RNDADDENTROPY: Final = 0x40085203
 _RNDRESEEDCRNG: Final = 0x5207
 
@@ -39,6 +45,8 @@ def renew(told: Renewal) -> None:
     stir(told.entropy)
     time.clock_settime(time.CLOCK_REALTIME, told.now_ms / 1000)
     become(told.network, told.mac)
+    with suppress(OSError), open(PORTS, "w", encoding="ascii") as file:
+        file.write(f"{FIRST_PORT + 2 * (os.urandom(1)[0] << 4)} {LAST_PORT}")
 
 
 def stir(entropy: bytes) -> None:

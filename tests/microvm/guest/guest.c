@@ -415,8 +415,9 @@ static const u8 *next_hop(u32 address) {
     return mac_of(hop);
 }
 
+static u32 next_port; /* ours, of the connection before */
+
 static int connect_to(struct connection *c, u32 address, u32 port, u64 wait_ms) {
-    static u32 next_port;
     if (!next_port) next_port = 20000 + (u32)(ticks() & 0x3fff);
     c->state = CLOSED;
     const u8 *mac = next_hop(address);
@@ -707,7 +708,10 @@ static void be_copied(void) {
     at = told("kici-mac", value, sizeof value);
     for (int i = 0; i < 6; i++, at += 3) my_mac[i] = (u8)mac_byte_at(at);
     neighbour_count = 0;
-    print_line("renewed with ", told("kici-entropy", value, 17));
+    at = told("kici-entropy", value, 17);
+    /* A guest that had this address before may have left connections behind: ours begin at other ports. */
+    next_port = 20000 + (mac_byte_at(at) << 6 | mac_byte_at(at + 2) >> 2);
+    print_line("renewed with ", at);
 }
 
 void guest(const u8 *boot_parameters) {
