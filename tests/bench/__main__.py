@@ -6,7 +6,7 @@ many stands the same figure by processor time, of this process (`ours`) and of t
 be if nothing else took time, which a loaded machine changes little.
 
     python -m tests.bench [store] [decide] [config] [scaler] [events] [spawn] [container] [microvm] [microvm_jobs]
-        [coordinator]
+        [snapshots] [coordinator]
 """
 
 import importlib
@@ -118,6 +118,7 @@ def main(chosen: list[str]) -> None:
         "container",
         "microvm",
         "microvm_jobs",
+        "snapshots",
         "coordinator",
     ):
         if chosen and name not in chosen:
