@@ -29,12 +29,16 @@ def parse_key(text: str, *, source: str) -> bytes:
 
 
 class AesGcmSealer:
-    def __init__(self, key: bytes, entropy: Entropy) -> None:
+    """Contract: `ports.sealer.Sealer`."""
+
+    def __init__(self, key: bytes, entropy: Entropy, *, former: bytes | None = None) -> None:
+        """`former`: the key before this one, which opens and never seals."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         assert len(key) == KEY_BYTES
         self._cipher = AESGCM(key)
+        self._former = None if former is None or former == key else AesGcmSealer(former, entropy)
         self._invalid = InvalidTag
         self._entropy = entropy
         self._fingerprint = hashlib.sha256(b"kici secret key fingerprint\0" + key).hexdigest()[:32]
@@ -47,11 +51,30 @@ class AesGcmSealer:
     def fingerprint(self) -> str:
         return self._fingerprint
 
+    @property
+    def former_fingerprint(self) -> str | None:
+        return None if self._former is None else self._former.fingerprint
+
     def seal(self, plain: bytes, *, place: str) -> bytes:
         nonce = self._entropy.bytes(_NONCE_BYTES)
         return _FORMAT + nonce + self._cipher.encrypt(nonce, plain, place.encode())
 
     def open(self, sealed: bytes, *, place: str) -> bytes:
+        try:
+            return self._open(sealed, place)
+        except Unreadable:
+            if self._former is None:
+                raise
+            return self._former.open(sealed, place=place)
+
+    def reseal(self, sealed: bytes, *, place: str) -> bytes | None:
+        try:
+            _ = self._open(sealed, place)
+        except Unreadable:
+            return self.seal(self.open(sealed, place=place), place=place)
+        return None
+
+    def _open(self, sealed: bytes, place: str) -> bytes:
         if sealed[:1] != _FORMAT or len(sealed) <= _NONCE_BYTES:
             raise Unreadable(f"what is sealed for {place} has an unknown format; was it written by a newer release?")
         nonce, ciphertext = sealed[1 : _NONCE_BYTES + 1], sealed[_NONCE_BYTES + 1 :]

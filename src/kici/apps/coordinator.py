@@ -278,16 +278,24 @@ def _open_store(settings: CoordinatorSettings, data_dir: DataDir) -> Store:
 
 
 def _sealer(settings: CoordinatorSettings, data_dir: DataDir, entropy: SystemEntropy) -> Sealer:
-    if settings.secret_key is not None:
-        return AesGcmSealer(parse_key(settings.secret_key, source="KICI_SECRET_KEY"), entropy)
-    if settings.secret_key_file is not None:
-        try:
-            text = settings.secret_key_file.read_text()
-        except OSError as error:
-            raise Misconfigured(f"KICI_SECRET_KEY_FILE: cannot read {settings.secret_key_file}: {error}") from error
-        return AesGcmSealer(parse_key(text, source=str(settings.secret_key_file)), entropy)
-    key = data_dir.secret_key(entropy)
-    return AesGcmSealer(parse_key(key, source=f"{data_dir.path}/secret-key"), entropy)
+    former = _key(settings.secret_key_old, settings.secret_key_file_old, "KICI_SECRET_KEY_OLD")
+    key = _key(settings.secret_key, settings.secret_key_file, "KICI_SECRET_KEY")
+    if key is None:
+        key = parse_key(data_dir.secret_key(entropy), source=f"{data_dir.path}/secret-key")
+    return AesGcmSealer(key, entropy, former=former)
+
+
+def _key(key: str | None, file: Path | None, name: str) -> bytes | None:
+    """A key that is given, itself or in a file."""
+    if key is not None:
+        return parse_key(key, source=name)
+    if file is None:
+        return None
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise Misconfigured(f"{name}: cannot read {file}: {error}") from error
+    return parse_key(text, source=str(file))
 
 
 async def _owner_token(coordinator: Coordinator, data_dir: DataDir) -> str:

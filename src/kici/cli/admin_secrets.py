@@ -72,6 +72,30 @@ def delete_secret(client: Client, /, *, ref: tuple[str, str], org: str) -> None:
     click.echo(f"{':'.join(ref)} deleted")
 
 
+@secrets.command("rotate-key")
+@as_json
+@with_client
+@click.pass_context
+def rotate_key(ctx: click.Context, client: Client, /, *, as_json: bool) -> None:
+    """Seal all secrets by the key that the coordinator was started with.
+
+    Start every coordinator with the new key as KICI_SECRET_KEY and the former one as KICI_SECRET_KEY_OLD, run this,
+    and leave the former one out from the next start on.  Exits with 1 when some secrets could not be read.
+    """
+    done = client.post(admin_path("rotate-key"), {})
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"{done['resealed']} secrets sealed anew, {done['kept']} were sealed by this key before")
+        for each in done["unreadable"]:
+            click.echo(f"{each} opens with neither key", err=True)
+        if done["unreadable"]:
+            click.echo("keep KICI_SECRET_KEY_OLD, or store those secrets again, and repeat this", err=True)
+        else:
+            click.echo("KICI_SECRET_KEY_OLD is not needed any more once machines that are being made have come")
+    ctx.exit(1 if done["unreadable"] else 0)
+
+
 @secrets.command("reveal")
 @click.argument("ref", metavar="CONTEXT:KEY", type=Ref())
 @org_option

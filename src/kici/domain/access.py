@@ -29,6 +29,7 @@ class Permission(StrEnum):
     SECRET_WRITE = "secret.write"
     SECRET_DELETE = "secret.delete"
     SECRET_REVEAL = "secret.reveal"
+    KEY_ROTATE = "key.rotate"
     ACCESS_LOG_READ = "access_log.read"
     EVENT_DLQ_READ = "event_dlq.read"
     EVENT_DLQ_MANAGE = "event_dlq.manage"
@@ -40,7 +41,7 @@ _READS: Final = frozenset(
 )
 GRANTS: Final[dict[Role, frozenset[Permission]]] = {
     Role.OWNER: frozenset(Permission),
-    Role.ADMIN: frozenset(Permission) - {_P.TOKEN_MANAGE},
+    Role.ADMIN: frozenset(Permission) - {_P.TOKEN_MANAGE, _P.KEY_ROTATE},
     Role.AUDITOR: _READS,
     Role.SUBMITTER: frozenset({_P.RUN_SUBMIT, _P.RUN_READ, _P.RUN_CANCEL}),
 }

@@ -50,3 +50,14 @@ class SecretRow:
 
     ref: SecretRef
     updated_at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """What sealing all secrets by another key came to."""
+
+    resealed: int
+    kept: int
+    """Sealed by the key of today before."""
+    unreadable: tuple[str, ...] = ()
+    """`<org>/<context>:<key>` of those that neither key opens: the former key must be kept for them."""

@@ -60,6 +60,7 @@ class Event(StrEnum):
     SCALE_BURST = "scale.burst"
     SCALE_DOWN_UNDELIVERED = "scale.down_undelivered"
     SCALE_REFUSED = "scale.refused"
+    SECRET_KEY_OLD = "secret_key.old"
     SPAWNS_FORGOTTEN = "spawns.forgotten"
     SPAWN_ADMITTED = "spawn.admitted"
     SPAWN_ADOPTED = "spawn.adopted"

@@ -18,10 +18,19 @@ class Sealer(Protocol):
         ...
 
     @property
+    def former_fingerprint(self) -> str | None:
+        """Of the key that was used before and still opens; None: there is only one key."""
+        ...
+
+    @property
     def key_version(self) -> int: ...
 
     def seal(self, plain: bytes, *, place: str) -> bytes: ...
 
     def open(self, sealed: bytes, *, place: str) -> bytes:
-        """Raises `Unreadable` unless it was sealed by this key for this place."""
+        """Raises `Unreadable` unless it was sealed by this key, or the former one, for this place."""
+        ...
+
+    def reseal(self, sealed: bytes, *, place: str) -> bytes | None:
+        """The same by the key of today; None: it is already.  Raises `Unreadable`."""
         ...

@@ -438,6 +438,14 @@ class SecretStore(Protocol):
 
     async def secrets(self, org: OrgId, *, limit: int) -> list[SealedSecret]: ...
 
+    async def secrets_of_all(self, *, after: SealedSecret | None, limit: int) -> list[SealedSecret]:
+        """Of every organisation, in the order of their names, those behind `after`."""
+        ...
+
+    async def reseal_secret(self, before: SealedSecret, sealed: bytes, *, key_version: int) -> bool:
+        """Replace how the same value is sealed.  False: it is another value by now, or gone."""
+        ...
+
     async def delete_secret(self, org: OrgId, ref: SecretRef) -> bool: ...
 
 

@@ -4,18 +4,21 @@ A sealed value is bound to its org, context and key, so a row that is moved to a
 Errors name the reference, never the value.
 """
 
+import logging
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from kici.domain.errors import Denied, Misconfigured, NotFound
 from kici.domain.ids import OrgId
-from kici.domain.secret import SealedSecret, SecretRef, SecretRow
+from kici.domain.secret import Rotation, SealedSecret, SecretRef, SecretRow
+from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.sealer import Sealer, Unreadable
 from kici.ports.store import MetaStore, SecretStore
 
 VALUE_BYTES_MAX: Final = 64 * 1024
 LISTED_MAX: Final = 10_000
+PAGE: Final = 200
 FINGERPRINT: Final = "secret-key-fingerprint"
 
 
@@ -32,11 +35,14 @@ class SecretReserved(Denied):
 
 
 async def check_key(store: MetaStore, sealer: Sealer) -> None:
-    """At start: refuse a key that is not the one this store's secrets were sealed with.
+    """At start: refuse a key that is neither the one this store's secrets were sealed with nor comes with that one.
 
     Raises `Misconfigured`; the first key that comes is remembered.
     """
     known = await store.meta(FINGERPRINT)
+    if known is not None and known == sealer.former_fingerprint:
+        emit(Event.SECRET_KEY_OLD, level=logging.WARNING, former=str(known)[:8], current=sealer.fingerprint[:8])
+        return  # `SecretBox.rotate` takes it over
     if known is None:
         await store.set_meta(FINGERPRINT, sealer.fingerprint)
         known = await store.meta(FINGERPRINT)  # of two first starts at once, one wins and the other is told
@@ -44,12 +50,16 @@ async def check_key(store: MetaStore, sealer: Sealer) -> None:
         raise Misconfigured(
             f"this secret key ({sealer.fingerprint[:8]}) is not the one that the secrets in this database were "
             f"sealed with ({str(known)[:8]}); start with that one: KICI_SECRET_KEY, or the file secret-key of the "
-            "data directory that was used before"
+            "data directory that was used before; to change the key, give that one too, as KICI_SECRET_KEY_OLD"
         )
 
 
+class SecretBoxStore(SecretStore, MetaStore, Protocol):
+    """What a box needs of a store."""
+
+
 class SecretBox:
-    def __init__(self, *, store: SecretStore, sealer: Sealer, clock: Clock) -> None:
+    def __init__(self, *, store: SecretBoxStore, sealer: Sealer, clock: Clock) -> None:
         self._store = store
         self._sealer = sealer
         self._clock = clock
@@ -96,6 +106,27 @@ class SecretBox:
                 updated_at=self._clock.now(),
             )
         )
+
+    async def rotate(self) -> Rotation:
+        """Seal everything by the key of today.  May be repeated, and may be done beside everything else."""
+        resealed = kept = 0
+        unreadable: list[str] = []
+        after: SealedSecret | None = None
+        while page := await self._store.secrets_of_all(after=after, limit=PAGE):
+            for secret in page:
+                try:
+                    sealed = self._sealer.reseal(secret.sealed, place=_place(secret.org, secret.ref))
+                except Unreadable:
+                    unreadable.append(f"{secret.org}/{secret.ref}")
+                    continue
+                if sealed is None:
+                    kept += 1
+                else:  # one that was stored anew meanwhile was sealed by the key of today
+                    resealed += await self._store.reseal_secret(secret, sealed, key_version=self._sealer.key_version)
+            after = page[-1]
+        if not unreadable:
+            await self._store.set_meta(FINGERPRINT, self._sealer.fingerprint)
+        return Rotation(resealed=resealed, kept=kept, unreadable=tuple(unreadable))
 
     async def secrets(self, org: OrgId) -> list[SecretRow]:
         """What there is, without values."""

@@ -224,6 +224,11 @@ class Numbered:
     text: str
     parameters: tuple[str, ...]
 
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether it can have no rows."""
+        return self.text.startswith(("INSERT", "UPDATE", "DELETE")) and "RETURNING" not in self.text
+
 
 def parse(text: str) -> dict[str, Sql]:
     """Queries of one file by name.  Raises `ValueError` for a name that comes twice."""

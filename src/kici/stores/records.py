@@ -64,6 +64,15 @@ class Secrets(Part):
     async def secrets(self, org: OrgId, *, limit: int) -> list[SealedSecret]:
         return [secret_from(row) for row in await self._database.read(Query.SECRETS, {"org": org, "limit": limit})]
 
+    async def secrets_of_all(self, *, after: SealedSecret | None, limit: int) -> list[SealedSecret]:
+        first = OrgId(""), SecretRef("", "")
+        key = _key(*(first if after is None else (after.org, after.ref)))
+        return [secret_from(row) for row in await self._database.read(Query.SECRETS_OF_ALL, {**key, "limit": limit})]
+
+    async def reseal_secret(self, before: SealedSecret, sealed: bytes, *, key_version: int) -> bool:
+        params: Params = {"sealed": sealed, "key_version": key_version, "before": before.sealed}
+        return bool(await self._write(Query.RESEAL_SECRET, {**_key(before.org, before.ref), **params}))
+
     async def delete_secret(self, org: OrgId, ref: SecretRef) -> bool:
         return bool(await self._write(Query.DELETE_SECRET, _key(org, ref)))
 

@@ -20,7 +20,7 @@ from kici.domain.job import TERMINAL, Job, JobStatus, Run, RunStatus
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk, Stream
 from kici.domain.paging import Mark
-from kici.domain.secret import SecretRef, SecretRow
+from kici.domain.secret import Rotation, SecretRef, SecretRow
 from kici.domain.verdict import NoScalerMatches, Verdict
 from kici.ports.clock import Clock
 from kici.ports.store import JobFilter, Submitted
@@ -428,6 +428,7 @@ class FakeSettings:
 @dataclass
 class FakeSecrets:
     values: dict[tuple[OrgId, SecretRef], str] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()
 
     async def put(self, org: OrgId, ref: SecretRef, value: str) -> None:
         self.values[org, ref] = value
@@ -440,6 +441,9 @@ class FakeSecrets:
 
     async def reveal(self, org: OrgId, ref: SecretRef) -> str | None:
         return self.values.get((org, ref))
+
+    async def rotate(self) -> Rotation:
+        return Rotation(resealed=len(self.values), kept=0, unreadable=self.unreadable)
 
 
 @dataclass

@@ -57,6 +57,16 @@ class NewSecret(Body, frozen=True, kw_only=True):
     value: Annotated[str, Meta(min_length=1, max_length=512 * 1024, pattern=r"^[^\u0000]+$")]
 
 
+class RotationView(View, frozen=True, kw_only=True):
+    """What sealing all secrets by another key came to."""
+
+    resealed: int
+    kept: int
+    """Sealed by that key before."""
+    unreadable: list[str]
+    """Organisation, context and key of those that no key opens: the old key must be kept for them."""
+
+
 class SecretsQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Whose secrets."""
 
@@ -239,6 +249,11 @@ async def reveal_secret(call: Call) -> SecretValue:
     return SecretValue(value=value)
 
 
+async def rotate_key(call: Call) -> RotationView:
+    done = await call.surface.secrets.rotate()
+    return RotationView(resealed=done.resealed, kept=done.kept, unreadable=list(done.unreadable))
+
+
 _TAG: Final = "credentials"
 _POST, _GET, _DELETE = hdrs.METH_POST, hdrs.METH_GET, hdrs.METH_DELETE
 _SECRET: Final = f"{ADMIN}/secrets/{{context}}/{{key}}"
@@ -359,5 +374,15 @@ ROUTES: Final = (
         answer=SecretValue,
         audit="secret.reveal",
         refusals=(HTTPStatus.NOT_FOUND,),
+    ),
+    Route(
+        method=_POST,
+        path=f"{ADMIN}/rotate-key",
+        needs=Permission.KEY_ROTATE,
+        act=rotate_key,
+        summary="Seal all secrets by the key that the coordinator was started with.",
+        tag=_TAG,
+        answer=RotationView,
+        audit="key.rotate",
     ),
 )

@@ -22,7 +22,7 @@ from kici.domain.job import Job, JobStatus, Run
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk
 from kici.domain.paging import Mark
-from kici.domain.secret import SecretRef, SecretRow
+from kici.domain.secret import Rotation, SecretRef, SecretRow
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
 from kici.domain.worker import JoinToken, Worker
@@ -293,6 +293,8 @@ class Secrets(Protocol):
     async def delete(self, org: OrgId, ref: SecretRef) -> bool: ...
 
     async def reveal(self, org: OrgId, ref: SecretRef) -> str | None: ...
+
+    async def rotate(self) -> Rotation: ...
 
 
 class Workflows(Protocol):

@@ -64,3 +64,19 @@ def test_a_key_is_64_hex_digits_and_is_never_shown() -> None:
 def test_the_library_is_not_loaded_before_it_is_needed() -> None:
     program = "import sys, kici.adapters.sealer; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=30).returncode == 0
+
+
+def test_the_former_key_opens_and_never_seals() -> None:
+    old = sealer(b"o" * 32)
+    turning = AesGcmSealer(b"n" * 32, SeededEntropy(2), former=b"o" * 32)
+    assert turning.former_fingerprint == old.fingerprint != turning.fingerprint
+    sealed = old.seal(b"value", place="here")
+    assert turning.open(sealed, place="here") == b"value"
+    again = turning.reseal(sealed, place="here")
+    assert again is not None
+    assert sealer(b"n" * 32).open(again, place="here") == b"value"
+    assert turning.reseal(again, place="here") is None
+    for action in (turning.open, turning.reseal):
+        with pytest.raises(Unreadable):
+            action(sealed, place="there")
+    assert AesGcmSealer(b"n" * 32, SeededEntropy(2), former=b"n" * 32).former_fingerprint is None

@@ -129,3 +129,12 @@ def test_a_wrong_token_says_where_the_right_one_is(served: Served) -> None:
     result = served.kici("jobs", token="nobody")
     assert result.exit_code == 1
     assert "KICI_TOKEN" in result.stderr
+
+
+def test_the_key_of_secrets_is_changed(served: Served) -> None:
+    served.fake.secrets.values[DEFAULT_ORG, SecretRef("deploy", "token")] = "x"
+    assert admin(served, "secrets", "rotate-key").startswith(
+        "1 secrets sealed anew, 0 were sealed by this key before\n"
+    )
+    served.fake.secrets.unreadable = ("acme/deploy:token",)
+    assert json.loads(admin(served, "secrets", "rotate-key", "--json", code=1))["unreadable"] == ["acme/deploy:token"]

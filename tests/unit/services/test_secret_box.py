@@ -7,9 +7,10 @@ import pytest
 from kici.adapters.sealer import AesGcmSealer
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import DEFAULT_ORG, OrgId
-from kici.domain.secret import SecretRef, SecretRow
+from kici.domain.secret import Rotation, SecretRef, SecretRow
 from kici.ports.store import Store
 from kici.services.secret_box import (
+    PAGE,
     VALUE_BYTES_MAX,
     SecretBox,
     SecretMissing,
@@ -146,3 +147,62 @@ async def test_another_key_refuses_the_start_and_the_right_one_is_welcome_again(
         with pytest.raises(Misconfigured, match="KICI_SECRET_KEY"):
             await check_key(store, a_sealer(b"x" * 32))
         await check_key(store, a_sealer())
+
+
+NEW, OLD = b"n" * 32, b"k" * 32
+
+
+def a_turning_sealer() -> AesGcmSealer:
+    return AesGcmSealer(NEW, SeededEntropy("nonces"), former=OLD)
+
+
+@virtual
+async def test_a_key_is_changed_without_losing_a_secret() -> None:
+    async with a_box() as (box, store):
+        await check_key(store, a_sealer(OLD))
+        for number in range(PAGE + 1):
+            await box.put(ORG, SecretRef("many", str(number)), str(number))
+        await box.put(OTHER_ORG, TOKEN, VALUE)
+        await check_key(store, a_turning_sealer())  # started with both keys
+        turning = SecretBox(store=store, sealer=a_turning_sealer(), clock=SimClock())
+        assert await turning.resolve(OTHER_ORG, [TOKEN]) == {TOKEN: VALUE}
+        await turning.put(ORG, PASSWORD, "stored by the new key")
+        assert await turning.rotate() == Rotation(resealed=PAGE + 2, kept=1)
+        assert await turning.rotate() == Rotation(resealed=0, kept=PAGE + 3)
+        await check_key(store, a_sealer(NEW))  # started without the old one
+        after = SecretBox(store=store, sealer=a_sealer(NEW), clock=SimClock())
+        assert await after.resolve(OTHER_ORG, [TOKEN]) == {TOKEN: VALUE}
+        assert await after.resolve(ORG, [PASSWORD]) == {PASSWORD: "stored by the new key"}
+        with pytest.raises(SecretUnreadable):
+            await box.resolve(ORG, [PASSWORD])
+        with pytest.raises(Misconfigured):
+            await check_key(store, a_sealer(OLD))
+
+
+@virtual
+async def test_until_everything_is_sealed_anew_the_old_key_is_asked_for() -> None:
+    async with a_box() as (box, store):
+        await check_key(store, a_sealer(OLD))
+        await box.put(ORG, TOKEN, VALUE)
+        lost = SecretBox(store=store, sealer=a_sealer(b"x" * 32), clock=SimClock())
+        await lost.put(ORG, PASSWORD, "sealed by a key that nobody has any more")
+        turning = SecretBox(store=store, sealer=a_turning_sealer(), clock=SimClock())
+        done = await turning.rotate()
+        assert (done.resealed, done.unreadable) == (1, (f"{ORG}/{PASSWORD}",))
+        with pytest.raises(Misconfigured, match="KICI_SECRET_KEY_OLD"):
+            await check_key(store, a_sealer(NEW))
+        await turning.delete(ORG, PASSWORD)
+        assert not (await turning.rotate()).unreadable
+        await check_key(store, a_sealer(NEW))
+
+
+@virtual
+async def test_a_value_that_is_stored_meanwhile_wins() -> None:
+    async with a_box() as (box, store):
+        await box.put(ORG, TOKEN, VALUE)
+        before = await store.secret(ORG, TOKEN)
+        assert before is not None
+        turning = SecretBox(store=store, sealer=a_turning_sealer(), clock=SimClock())
+        await turning.put(ORG, TOKEN, "newer")
+        assert not await store.reseal_secret(before, b"older", key_version=1)
+        assert await turning.resolve(ORG, [TOKEN]) == {TOKEN: "newer"}

@@ -194,3 +194,13 @@ async def test_the_access_log_is_read_newest_first(client: Client) -> None:
     page = await get(client, "access-log?limit=2")
     assert [row["action"] for row in page["items"]] == ["queue.clear"] * 2
     assert page["nextCursor"] is not None
+
+
+async def test_only_an_owner_changes_the_key_and_it_is_recorded(client: Client, fake: FakeSurface) -> None:
+    await client.put(f"{ADMIN}/secrets/deploy/token", json={"value": "hunter2"}, headers=OWNER)
+    fake.secrets.unreadable = ("acme/deploy:token",)
+    assert (await client.post(f"{ADMIN}/rotate-key", headers={"Authorization": "Bearer admin"})).status == 403
+    done = await (await client.post(f"{ADMIN}/rotate-key", headers=OWNER)).json()
+    assert done == {"resealed": 1, "kept": 0, "unreadable": ["acme/deploy:token"]}
+    recorded = [(record.actor, record.action, record.outcome) for record in fake.access_log.records]
+    assert recorded[1:] == [("admin", "key.rotate", "denied"), ("owner", "key.rotate", "ok")]

@@ -155,6 +155,13 @@ async def keeps_sealed_secrets(store: Store) -> None:
     await store.put_secret(resealed)
     assert await store.secrets(DEFAULT, limit=ALL) == [others[1], others[0], resealed]
     assert await store.secrets(DEFAULT, limit=1) == [others[1]]
+    everywhere = [others[2], others[1], others[0], resealed]
+    assert await store.secrets_of_all(after=None, limit=ALL) == everywhere
+    assert await store.secrets_of_all(after=None, limit=2) == everywhere[:2]
+    assert await store.secrets_of_all(after=everywhere[1], limit=ALL) == everywhere[2:]
+    assert not await store.reseal_secret(secret, b"by another key", key_version=3)  # its value is another by now
+    assert await store.reseal_secret(resealed, b"by another key", key_version=3)
+    assert await store.secret(DEFAULT, secret.ref) == replace(resealed, sealed=b"by another key", key_version=3)
     assert await store.delete_secret(DEFAULT, secret.ref)
     assert not await store.delete_secret(DEFAULT, secret.ref)
     assert await store.secret(DEFAULT, secret.ref) is None
