@@ -183,27 +183,28 @@ async def seconds(call: Awaitable[object]) -> float:
 
 
 @asynccontextmanager
-async def opened(name: str, server: Server | None, folder: Path) -> AsyncIterator[Store]:
+async def opened(name: str, server: Server | None, folder: Path) -> AsyncIterator[tuple[Store, str | None]]:
+    """A new store, and its URL when it is on the server."""
     if server is None:
         store = open_sqlite(str(folder / f"{name}-{time.monotonic_ns()}.db"))
         await store.migrate()
-        yield store
+        yield store, None
         await store.close()
     else:
         async with server.database() as url:
             store = open_postgres(url)
             await store.migrate()
-            yield store
+            yield store, url
             await store.close()
 
 
 async def measure(name: str, server: Server | None, folder: Path, count: int) -> list[Row]:
     rows: list[Row] = []
-    async with opened(name, server, folder) as store:
+    async with opened(name, server, folder) as (store, _):
         rows += await measure_path(store, name, count)
         rows += await measure_spawns(store, name, count // 2)
         rows.append(await measure_batches(store, name, count))
-    async with opened(name, server, folder) as store:
+    async with opened(name, server, folder) as (store, _):
         rows += await measure_backlog(store, name)
     return rows
 

@@ -6,6 +6,7 @@ with the row as it is then, which the queries rely on.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -128,11 +129,16 @@ class Pool:
         results: list[Rows] = []
         try:
             async with connection.transaction():
-                for step in steps:
-                    rows = await self._run(connection, step.query, step.params)
-                    if step.guard and not rows:
-                        raise _Refused
-                    results.append(rows)
+                for query, several in groupby(steps, key=lambda step: step.query):
+                    alike = list(several)
+                    if len(alike) > 1 and self._statements[query].answers_nothing:
+                        results += await self._run_silently(connection, query, [step.params for step in alike])
+                        continue
+                    for step in alike:
+                        rows = await self._run(connection, query, step.params)
+                        if step.guard and not rows:
+                            raise _Refused
+                        results.append(rows)
         except _Refused:
             return None
         return results
@@ -162,6 +168,14 @@ class Pool:
         for row in await connection.fetchmany(statement.text, values):
             found[row[column]].append(row)
         return [found[step.params[column]] for step in steps]
+
+    async def _run_silently(self, connection: "Connection", query: Query, each: Sequence[Params]) -> list[Rows]:
+        """Run a query that answers nothing several times, in one round trip."""
+        statement = self._statements[query]
+        await connection.executemany(
+            statement.text, [[params[name] for name in statement.parameters] for params in each]
+        )
+        return [[] for _ in each]
 
     async def _run(self, connection: "Connection", query: Query, params: Params) -> Rows:
         statement = self._statements[query]

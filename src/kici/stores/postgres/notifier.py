@@ -1,7 +1,8 @@
 """Hints between coordinators by LISTEN and NOTIFY, on a connection of its own.
 
-A hint goes out a few milliseconds after it was asked for, so that a burst of writes sends one.  When the
-connection is lost it is made again, and every listener is called once: what was missed must be looked for.
+A hint goes out at once, and the next one a few milliseconds later at the soonest, so that a burst of writes sends
+two.  When the connection is lost it is made again, and every listener is called once: what was missed must be looked
+for.
 """
 
 import asyncio
@@ -64,10 +65,10 @@ class PostgresNotifier:
             while not lost.is_set():
                 await self._wanted.wait()
                 self._wanted.clear()
-                await self._clock.sleep(COALESCE_SECONDS)
                 topics, self._pending = self._pending, set()
                 for topic in sorted(topics):
                     await connection.execute(_NOTIFY, CHANNEL, f"{topic} {self._name}")
+                await self._clock.sleep(COALESCE_SECONDS)
         finally:
             await connection.close(timeout=2)
 
