@@ -58,7 +58,7 @@ def test_a_job_that_was_not_started_goes_back_to_the_queue_once_its_agent_is_giv
     cause: LossCause, scaler_managed: bool
 ) -> None:
     plan = lost(_S.DISPATCHED, cause=cause, scaler_managed=scaler_managed)
-    if scaler_managed and cause in (LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT):
+    if scaler_managed and cause in (LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT, LossCause.HANDED_OVER):
         assert plan == LossPlan(may_return=True, compute=Await(deadline=DEADLINE))
         plan = lost(_S.DISPATCHED, cause=cause, grace_ms=0)
     assert plan.jobs == (Requeue(job_id=JobId("job-dispatched"), reason=f"{LOST}, before it started the job"),)

@@ -68,8 +68,8 @@ WHERE owner_instance_id = :instance_id
     );
 
 -- name: forget_spawns_of
--- Local spawns of an instance that is silent for long: what lives of them is its host's to clean up.  Those whose
--- agents went on with another instance stay, and those that hold jobs until that is settled.
+-- Local spawns of an instance that is silent for long: what lives of them is its host's to clean up.
+-- Those whose agents went on with another instance stay, and those that hold jobs until that is settled.
 DELETE FROM scaler_spawning_agents
 WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id IS NULL
     AND NOT EXISTS (
