@@ -19,6 +19,7 @@ from kici.wire.worker_messages import (
     AbortSpawn,
     Amounts,
     Answer,
+    AskVms,
     Caps,
     Challenge,
     ComputeGone,
@@ -121,6 +122,7 @@ FROM_WORKER: list[Message] = [
         agents=(HELD,),
         count=1,
         lines=("ready",),
+        vms='{"results":[]}',
     ),
     WorkerLeaving(reason="stopped", keeps_agents=True),
     WorkerBeat(),
@@ -154,6 +156,7 @@ ORDERS: list[Message] = [
     ReapAgent(request_id="r5", agent_id=AGENT),
     SweepOrphans(request_id="r6", scaler="docker", owned=(AGENT,)),
     TailAgent(request_id="r7", agent_id=AGENT, lines=50),
+    AskVms(request_id="r8", payload='{"action":"list"}'),
     WorkerBeat(),
     Unsupported(what="an.older.message"),
 ]

@@ -3,14 +3,14 @@
 Alone on its store a coordinator runs the same, and finds nobody.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from kici.decide.reap import reap_grace_ms
 from kici.domain import knobs
-from kici.domain.ids import AgentId
+from kici.domain.ids import AgentId, InstanceId
 from kici.domain.job import Job
 from kici.domain.peer import RequestKind
 from kici.kit.supervise import Supervisor
@@ -71,6 +71,7 @@ class Cluster:
             store=given.store,
             instance_id=one.instance_id,
             requests=self.requests,
+            workers=_WorkersOf(one),
         )
         acts[RequestKind.LIVE_VMS] = self.live_vms.answer
         one.jobs.remote = cancels
@@ -156,3 +157,19 @@ class Cluster:
 
     async def _asked_to_drain(self, payload: Mapping[str, object]) -> object:
         return {"drained": self._one.sessions.drain_agent(AgentId(str(payload["agentId"])))}
+
+
+class _WorkersOf:
+    """The workers of a coordinator, which are wired after its cluster."""
+
+    def __init__(self, one: "Coordinator") -> None:
+        self._one = one
+
+    def is_linked(self, worker_id: str) -> bool:
+        return self._one.workers.is_linked(worker_id)
+
+    async def linked_to(self, worker_id: str) -> Sequence[InstanceId]:
+        return await self._one.workers.linked_to(worker_id)
+
+    async def ask_vms(self, worker_id: str, payload: Mapping[str, object], *, seconds: float) -> object:
+        return await self._one.workers.ask_vms(worker_id, payload, seconds=seconds)

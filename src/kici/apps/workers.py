@@ -1,15 +1,19 @@
 """Workers of a coordinator: wired around its object graph.  Without any, all of this does nothing."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from kici.backends.remote.backend import RemoteBackend
-from kici.domain.ids import AgentId, ScalerName
+from kici.domain.ids import AgentId, InstanceId, ScalerName
 from kici.domain.worker import JoinToken, Worker
 from kici.kit.supervise import Supervisor
-from kici.ports.workers import WorkerChannel
+from kici.ports.workers import Unanswered, WorkerChannel
 from kici.services.workers import Workers
 from kici.services.workers_credentials import WorkerCredentials
 from kici.services.workers_rows import WorkerRows
+from kici.wire.worker_messages import AskVms
 
 WORKERS_MAX: Final = 10_000
 
@@ -71,6 +75,25 @@ class WorkerParts:
         if is_revoked:
             await self.links.revoked(worker_id)
         return is_revoked
+
+    def is_linked(self, worker_id: str) -> bool:
+        return self.links.is_linked(worker_id)
+
+    async def linked_to(self, worker_id: str) -> Sequence[InstanceId]:
+        return next((worker.linked_to for worker in await self.workers() if worker.id == worker_id), ())
+
+    async def ask_vms(self, worker_id: str, payload: Mapping[str, object], *, seconds: float) -> object:
+        """What a linked worker says of its live microVMs; None when it does not in time."""
+        host = self.links.host(worker_id)
+        text = msgspec.json.encode(payload).decode()
+        try:
+            assert host is not None, worker_id
+            answer = await host.channel.ask(
+                lambda request_id: AskVms(request_id=request_id, payload=text), what="list microVMs", seconds=seconds
+            )
+        except Unanswered:
+            return None
+        return msgspec.json.decode(answer.vms)
 
     def _backend(self, scaler: ScalerName, backend_type: str, channel: WorkerChannel) -> RemoteBackend:
         given = self._one.given

@@ -12,7 +12,9 @@ from kici.cli.jobs import as_json
 from kici.cli.output import duration, moment, print_json, print_table
 from kici.cli.pausing import wall
 
-NODE = click.option("--node", "--target", metavar="N", help="Coordinator whose host is meant (default: the one asked).")
+NODE = click.option(
+    "--node", "--target", metavar="N", help="Coordinator or worker that is meant (default: the one asked)."
+)
 TIMEOUT = click.option(
     "--timeout", type=click.IntRange(1, 240), default=30, metavar="S", help="Seconds that a node may take to answer."
 )

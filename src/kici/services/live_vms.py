@@ -29,11 +29,10 @@ from kici.domain.peer import RequestKind
 from kici.domain.spawn import Spawn
 from kici.ports.live_vms import Listing, LiveVmBackend, NodeFailed, NodeSilent
 from kici.services.peers import PRESENT_MS, Requests
-from kici.services.registry import AgentRegistry
-from kici.services.scaler_manager import ScalerManager
-from kici.services.spawn_book import SpawnBook
+from kici.services.scaler_runtime import Fleet
 
 INSTANCES_MAX: Final = 1000
+WORKER_SECONDS: Final = 30.0
 
 
 class Store(Protocol):
@@ -50,10 +49,37 @@ class Store(Protocol):
     async def database_now(self) -> Instant: ...
 
 
+class Serving(Protocol):
+    @property
+    def fleet(self) -> Fleet:
+        """The scalers of the node."""
+        ...
+
+
+class Known(Protocol):
+    """Agents that the node looks after in some way."""
+
+    def get(self, agent_id: AgentId, /) -> object | None: ...
+
+
+class WorkerVms(Protocol):
+    """Asks workers that are linked to this coordinator."""
+
+    def is_linked(self, worker_id: str) -> bool: ...
+
+    async def ask_vms(self, worker_id: str, payload: Mapping[str, object], *, seconds: float) -> object:
+        """The answer of a worker; None when none came in time."""
+        ...
+
+    async def linked_to(self, worker_id: str) -> Sequence[InstanceId]:
+        """Coordinators that a worker is linked to, as the store has it."""
+        ...
+
+
 class LocalVms:
     """The machines of this node: what a coordinator and a worker both have."""
 
-    def __init__(self, *, manager: ScalerManager, spawns: SpawnBook, registry: AgentRegistry) -> None:
+    def __init__(self, *, manager: Serving, spawns: Known, registry: Known) -> None:
         self._manager = manager
         self._spawns = spawns
         self._registry = registry
@@ -80,6 +106,17 @@ class LocalVms:
     async def stop(self, vm_ids: Sequence[AgentId]) -> list[StopResult]:
         """One after the other; what goes wrong with one is its result."""
         return [await self._stop(vm_id) for vm_id in vm_ids]
+
+    async def answer(self, payload: Mapping[str, object], node: InstanceId) -> object:
+        """What somebody asked of this node, which is called `node`.  Raises `NodeFailed`."""
+        if payload.get("action") == "list":
+            scalers = tuple(name for name, _ in self.backends())
+            return msgspec.to_builtins(Listing(instance_id=node, scalers=scalers, vms=tuple(await self.live())))
+        vm_ids = payload.get("vmIds")
+        if payload.get("action") != "stop" or not isinstance(vm_ids, list):
+            raise NodeFailed("a request about microVMs is `list`, or `stop` with vmIds")
+        results = await self.stop([AgentId(str(vm_id)) for vm_id in vm_ids])
+        return {"results": msgspec.to_builtins(results)}
 
     async def _stop(self, vm_id: AgentId) -> StopResult:
         result = StopResult(vm_id=vm_id, outcome=StopOutcome.NOT_FOUND, detail="there is no such microVM here")
@@ -109,8 +146,15 @@ class LiveVms:
     """What operators ask of any node."""
 
     def __init__(
-        self, *, local: LocalVms, store: Store, instance_id: InstanceId, requests: Requests | None = None
+        self,
+        *,
+        local: LocalVms,
+        store: Store,
+        instance_id: InstanceId,
+        requests: Requests | None = None,
+        workers: WorkerVms | None = None,
     ) -> None:
+        self._workers = workers
         self._local = local
         self._store = store
         self._instance_id = instance_id
@@ -142,16 +186,14 @@ class LiveVms:
         return [next(answers) if not known[vm_id] else _tracked(vm_id, known[vm_id]) for vm_id in vm_ids]
 
     async def answer(self, payload: Mapping[str, object]) -> object:
-        """What another coordinator asked of this node."""
-        if payload.get("action") == "list":
-            scalers = tuple(name for name, _ in self._local.backends())
-            vms = tuple(await self._local.live())
-            return msgspec.to_builtins(Listing(instance_id=self._instance_id, scalers=scalers, vms=vms))
-        vm_ids = payload.get("vmIds")
-        if payload.get("action") != "stop" or not isinstance(vm_ids, list):
-            raise NodeFailed("a request about microVMs is `list`, or `stop` with vmIds")
-        results = await self._local.stop([AgentId(str(vm_id)) for vm_id in vm_ids])
-        return {"results": msgspec.to_builtins(results)}
+        """What another coordinator asked of this node, or of a worker that is linked to it."""
+        worker_id = payload.get("target")
+        if worker_id in (None, self._instance_id):
+            return await self._local.answer(payload, self._instance_id)
+        if self._workers is None or not self._workers.is_linked(str(worker_id)):
+            raise NodeFailed(f"worker {worker_id} is not linked here any more; ask again")
+        answer = await self._workers.ask_vms(str(worker_id), payload, seconds=WORKER_SECONDS)
+        return {"error": f"worker {worker_id} did not answer within {WORKER_SECONDS:g} s"} if answer is None else answer
 
     async def _stop_on(self, node: InstanceId, vm_ids: Sequence[AgentId], seconds: float) -> list[StopResult]:
         if node == self._instance_id:
@@ -160,15 +202,26 @@ class LiveVms:
         return msgspec.convert(answer.get("results"), list[StopResult])
 
     async def _asked(self, target: InstanceId, payload: Mapping[str, object], seconds: float) -> dict[str, Any]:
-        present = {one.id for one in await self._present()}
-        if self._requests is None or target not in present:
-            raise NotFound(f"no coordinator {target} is present; `kici-admin peers` lists them")
-        answer = await self._requests.ask(target, RequestKind.LIVE_VMS, payload, seconds=seconds)
+        answer = await self._answer_of(target, payload, seconds)
         if answer is None:
-            raise NodeSilent(f"coordinator {target} did not answer within {seconds:g} s")
+            raise NodeSilent(f"{target} did not answer within {seconds:g} s")
         if not isinstance(answer, dict) or "error" in answer:
-            raise NodeFailed(f"coordinator {target}: {answer.get('error') if isinstance(answer, dict) else answer}")
+            raise NodeFailed(f"{target}: {answer.get('error') if isinstance(answer, dict) else answer}")
         return answer
+
+    async def _answer_of(self, target: InstanceId, payload: Mapping[str, object], seconds: float) -> object:
+        """Of another coordinator, or of a worker: over its link to us, or by way of one that it is linked to."""
+        present = {one.id for one in await self._present()}
+        if self._workers is not None and target not in present:
+            if self._workers.is_linked(target):
+                return await self._workers.ask_vms(target, payload, seconds=seconds)
+            way = next((one for one in await self._workers.linked_to(target) if one in present), None)
+            if way is not None and self._requests is not None:
+                asked = {**payload, "target": target}
+                return await self._requests.ask(way, RequestKind.LIVE_VMS, asked, seconds=seconds)
+        if self._requests is None or target not in present:
+            raise NotFound(f"no coordinator or linked worker {target} is present; `kici-admin peers` lists them")
+        return await self._requests.ask(target, RequestKind.LIVE_VMS, payload, seconds=seconds)
 
     async def _overlaid(self, vm: LiveVm) -> LiveVm:
         """With what the store knows and its node may not."""

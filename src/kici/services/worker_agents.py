@@ -76,6 +76,10 @@ class HostAgents:
         """Set by the composition root: told when more or less is in use."""
 
     @property
+    def host_id(self) -> InstanceId:
+        return self._host_id
+
+    @property
     def fleet(self) -> Fleet:
         """Of the scalers file that is in force; scalers that left it stay until their last agent is gone."""
         return self.local

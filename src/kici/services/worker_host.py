@@ -8,21 +8,25 @@ linked; progress goes to the coordinator that ordered.
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol, assert_never
 
+import msgspec
+
 from kici.domain.errors import KiciError
 from kici.domain.ids import AgentId, InstanceId, JobId, RunId, ScalerName, TokenId
 from kici.domain.resources import Amount
 from kici.domain.spawn import ScaleDownReason
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import JobContainer, SpawnEvent, SpawnOrder
+from kici.services.live_vms import LocalVms
 from kici.services.worker_agents import HostAgents
 from kici.services.worker_faults import fault_of
-from kici.services.worker_holdings import Holding
+from kici.services.worker_holdings import Holding, Holdings
 from kici.services.workers_offer import offer_of
 from kici.wire.messages import Unsupported
 from kici.wire.worker_messages import (
     AbortSpawn,
     Amounts,
     Answer,
+    AskVms,
     Challenge,
     ComputeGone,
     DestroyAgent,
@@ -61,6 +65,7 @@ class Seat(Protocol):
 class WorkerHost:
     def __init__(self, *, agents: HostAgents, supervisor: Supervisor) -> None:
         self._agents = agents
+        self._vms = LocalVms(manager=agents, spawns=agents.holdings, registry=_Registered(agents.holdings))
         self._supervisor = supervisor
         self._seats: dict[InstanceId, Seat] = {}
         self._told: dict[InstanceId, WorkerLoad] = {}
@@ -123,12 +128,8 @@ class WorkerHost:
                 self._agents.mark_registered(AgentId(agent_id))
             case RecoverAgents():
                 self._answer(seat, order, lambda: self._recovered(seat, order))
-            case ReapAgent(agent_id=agent_id):
-                self._answer(seat, order, lambda: self._reaped(AgentId(agent_id)))
-            case SweepOrphans():
-                self._answer(seat, order, lambda: self._swept(seat, order))
-            case TailAgent(agent_id=agent_id, lines=lines):
-                self._answer(seat, order, lambda: self._tailed(AgentId(agent_id), lines))
+            case ReapAgent() | SweepOrphans() | AskVms() | TailAgent():
+                self._answer(seat, order, lambda: self._looked(seat, order))
             case Challenge() | Welcome() | Refused() | WorkerBeat() | Unsupported():
                 pass  # the protocol half deals with these
             case _:
@@ -162,7 +163,7 @@ class WorkerHost:
         except Exception as error:  # noqa: BLE001 - the border of a backend: whatever it raises is told
             self._refuse(seat, request_id, error)
         else:
-            seat.send(Answer(request_id=request_id, agents=answer.agents, count=answer.count, lines=answer.lines))
+            seat.send(msgspec.structs.replace(answer, request_id=request_id))
 
     def _refuse(self, seat: Seat, request_id: str, error: Exception) -> None:
         fault = fault_of(error)
@@ -183,16 +184,27 @@ class WorkerHost:
         found = self._agents.take_over(ScalerName(order.scaler), known, owner=seat.instance_id)
         return Answer(request_id="", agents=self._held(found))
 
-    async def _reaped(self, agent_id: AgentId) -> Answer:
-        return Answer(request_id="", count=int(await self._agents.reap(agent_id)))
+    async def _looked(self, seat: Seat, order: ReapAgent | SweepOrphans | AskVms | TailAgent) -> Answer:
+        match order:
+            case ReapAgent(agent_id=agent_id):
+                return Answer(request_id="", count=int(await self._agents.reap(AgentId(agent_id))))
+            case SweepOrphans(scaler=scaler, owned=owned):
+                known = frozenset(map(AgentId, owned))
+                count = await self._agents.sweep(ScalerName(scaler), owner=seat.instance_id, owned=known)
+                return Answer(request_id="", count=count)
+            case AskVms(payload=payload):
+                return await self._asked_for_vms(payload)
+            case TailAgent(agent_id=agent_id, lines=lines):
+                return Answer(request_id="", lines=tuple(self._agents.tail(AgentId(agent_id), lines)))
+            case _:
+                assert_never(order)
 
-    async def _swept(self, seat: Seat, order: SweepOrphans) -> Answer:
-        owned = frozenset(map(AgentId, order.owned))
-        count = await self._agents.sweep(ScalerName(order.scaler), owner=seat.instance_id, owned=owned)
-        return Answer(request_id="", count=count)
-
-    async def _tailed(self, agent_id: AgentId, lines: int) -> Answer:
-        return Answer(request_id="", lines=tuple(self._agents.tail(agent_id, lines)))
+    async def _asked_for_vms(self, payload: str) -> Answer:
+        try:
+            found = await self._vms.answer(msgspec.json.decode(payload), self._agents.host_id)
+        except KiciError as error:
+            found = {"error": str(error)}
+        return Answer(request_id="", vms=msgspec.json.encode(found).decode())
 
     # ------------------------------------------------------------------ news
 
@@ -231,6 +243,17 @@ class WorkerHost:
     def _held(self, holdings: Iterable[Holding]) -> tuple[Held, ...]:
         computes = self._agents.computes()
         return tuple(holding.held(computes.get(holding.agent_id)) for holding in holdings)
+
+
+class _Registered:
+    """Agents of this host that coordinators have seen come."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+
+    def get(self, agent_id: AgentId, /) -> object | None:
+        holding = self._holdings.get(agent_id)
+        return holding if holding is not None and holding.registered else None
 
 
 def _order(order: SpawnAgent) -> SpawnOrder:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kici.adapters.clock import RealClock
-from kici.decide.forget import ForgetOutcome, Forgotten
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.document import SubmitRun
 from kici.domain.errors import Conflict, Denied, KiciError, Misconfigured, NotFound
-from kici.domain.ids import AgentId, InstanceId, Instant, JobId, OrgId, RunId, TokenId
-from kici.domain.instance import Instance
+from kici.domain.ids import AgentId, Instant, JobId, OrgId, RunId, TokenId
 from kici.domain.job import TERMINAL, Job, JobStatus, Run, RunStatus
 from kici.domain.knobs import SettingRow
 from kici.domain.logs import LogChunk, Stream
@@ -25,6 +23,9 @@ from kici.domain.verdict import NoScalerMatches, Verdict
 from kici.ports.clock import Clock
 from kici.ports.store import JobFilter, Submitted
 from kici.testing.builders import a_job
+from kici.testing.fake_coordinator import ME as ME
+from kici.testing.fake_coordinator import START as START
+from kici.testing.fake_coordinator import FakeCoordinator
 from kici.testing.fake_events import FakeClaims, FakeEvents, FakeWorkflows
 from kici.testing.fake_vms import FakeLiveVms
 from kici.testing.fake_workers import FakeWorkers
@@ -33,7 +34,6 @@ from kici.web.surface import (
     AgentRow,
     Check,
     CheckStatus,
-    DrainState,
     Explanation,
     Finding,
     PoolUse,
@@ -42,8 +42,6 @@ from kici.web.surface import (
     Surface,
 )
 
-ME: Final = InstanceId("instance-1")
-START: Final = Instant(1_750_000_000_000)
 NO_MATCH: Final = NoScalerMatches(labels=("gpu",))
 ALL: Final = 1_000_000
 
@@ -279,48 +277,6 @@ class FakeQueue:
         for job in waiting:
             await self.jobs.cancel_job(job.id, force=False, reason=reason)
         return len(waiting)
-
-
-@dataclass
-class FakeCoordinator:
-    draining: bool = False
-    running: int = 0
-    stopped: list[bool] = field(default_factory=list)
-    """`keep_agents` of each stop."""
-    forgotten: list[tuple[str, bool]] = field(default_factory=list)
-    forget_outcome: ForgetOutcome = ForgetOutcome.FORGOTTEN
-    trouble: str | None = None
-
-    async def drain_state(self) -> DrainState:
-        return DrainState(draining=self.draining, jobs_running=self.running)
-
-    async def set_draining(self, draining: bool) -> DrainState:  # noqa: FBT001  # the protocol's signature
-        self.draining = draining
-        return await self.drain_state()
-
-    def stop(self, *, keep_agents: bool) -> None:
-        self.stopped.append(keep_agents)
-
-    async def forget_peer(self, peer: str, *, is_acknowledged: bool) -> Forgotten:
-        self.forgotten.append((peer, is_acknowledged))
-        return Forgotten(outcome=self.forget_outcome, detail="why")
-
-    async def leader(self) -> InstanceId | None:
-        return ME
-
-    async def instances(self) -> list[Instance]:
-        row = Instance(
-            id=ME,
-            role="coordinator",
-            version="1",
-            address="ws://127.0.0.1:4000/ws",
-            started_at=START,
-            last_beat_at=START,
-        )
-        return [row]
-
-    async def not_ready(self) -> str | None:
-        return self.trouble
 
 
 @dataclass

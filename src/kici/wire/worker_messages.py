@@ -224,6 +224,8 @@ class Answer(Message, frozen=True, kw_only=True, tag="answer"):
     agents: tuple[Held, ...] = ()
     count: int = 0
     lines: tuple[str, ...] = ()
+    vms: str = ""
+    """JSON: what `vms.ask` asked for."""
 
 
 class WorkerLeaving(Message, frozen=True, kw_only=True, tag="worker.leaving"):
@@ -327,6 +329,14 @@ class SweepOrphans(Message, frozen=True, kw_only=True, tag="agents.sweep"):
     owned: tuple[str, ...]
 
 
+class AskVms(Message, frozen=True, kw_only=True, tag="vms.ask"):
+    """List the microVMs that run on the host, or stop some that nobody tracks."""
+
+    request_id: str
+    payload: str
+    """JSON, as coordinators ask it of each other."""
+
+
 class TailAgent(Message, frozen=True, kw_only=True, tag="agent.tail"):
     """The last lines that an agent program printed."""
 
@@ -360,12 +370,13 @@ WorkerOrder = (
     | RecoverAgents
     | ReapAgent
     | SweepOrphans
+    | AskVms
     | TailAgent
     | WorkerBeat
     | Unsupported
 )
 """What a coordinator sends."""
-Request = SpawnAgent | AbortSpawn | DestroyAgent | RecoverAgents | ReapAgent | SweepOrphans | TailAgent
+Request = SpawnAgent | AbortSpawn | DestroyAgent | RecoverAgents | ReapAgent | SweepOrphans | AskVms | TailAgent
 """What a worker answers."""
 
 

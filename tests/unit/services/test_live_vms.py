@@ -274,7 +274,7 @@ async def test_another_node_is_asked_for_its_machines() -> None:
 @pytest.mark.spec("scaler 42.7.4")
 async def test_a_node_that_is_not_there_is_not_found_and_one_that_is_silent_is_said_to_be() -> None:
     here, _, peers = two_nodes()
-    with pytest.raises(NotFound, match="no coordinator nobody is present"):
+    with pytest.raises(NotFound, match="no coordinator or linked worker nobody is present"):
         await here.vms.listing(InstanceId("nobody"), seconds=1)
     peers.answer = None
     with pytest.raises(NodeSilent, match="did not answer within 1 s"):
@@ -289,3 +289,66 @@ async def test_a_request_that_makes_no_sense_is_refused() -> None:
     for payload in ({"action": "stop"}, {"action": "dance"}, {}):
         with pytest.raises(NodeFailed, match="a request about microVMs is"):
             await node.vms.answer(payload)
+
+
+@dataclass
+class Workers:
+    """Workers that are linked here, and where others are linked."""
+
+    here: dict[str, LocalVms] = field(default_factory=dict)
+    elsewhere: dict[str, tuple[InstanceId, ...]] = field(default_factory=dict)
+    silent: bool = False
+
+    def is_linked(self, worker_id: str) -> bool:
+        return worker_id in self.here
+
+    async def linked_to(self, worker_id: str) -> tuple[InstanceId, ...]:
+        return self.elsewhere.get(worker_id, ())
+
+    async def ask_vms(self, worker_id: str, payload: Mapping[str, object], *, seconds: float) -> object:
+        if self.silent:
+            return None
+        answer = await self.here[worker_id].answer(payload, InstanceId(worker_id))
+        return msgspec.json.decode(msgspec.json.encode(answer))
+
+
+WORKER = InstanceId("w1")
+
+
+@pytest.mark.spec("scaler 42.7.4")
+async def test_machines_of_a_worker_are_listed_and_stopped_over_its_link() -> None:
+    node, host = Node(), Node(WORKER)
+    workers = Workers(here={WORKER: host.vms._local})
+    node.vms._workers = workers
+    host.backends["vms"].live = [seen(1), seen(2)]
+    host.spawning |= {vm(2)}
+    listing = await node.vms.listing(WORKER, seconds=1)
+    assert (listing.instance_id, listing.scalers) == (WORKER, ("vms",))
+    assert {one.seen.vm_id: one.status for one in listing.vms} == {
+        vm(1): VmStatus.ORPHANED,
+        vm(2): VmStatus.TRACKED,
+    }
+    node.rows.jobs[vm(1)] = [a_job()]
+    assert await node.statuses(WORKER) == {vm(1): VmStatus.TRACKED, vm(2): VmStatus.TRACKED}
+    node.rows.jobs.clear()
+    assert await node.outcomes(vm(1), vm(2), target=WORKER) == [StopOutcome.STOPPED, StopOutcome.TRACKED]
+    workers.silent = True
+    with pytest.raises(NodeSilent):
+        await node.vms.listing(WORKER, seconds=1)
+
+
+async def test_machines_of_a_worker_that_is_linked_elsewhere_are_asked_for_there() -> None:
+    other, host = Node(OTHER), Node(WORKER)
+    rows = Rows()
+    rows.known.append(replace(an_instance(id=OTHER), last_beat_at=NOW))
+    node = Node(rows=rows, peers=Peers({OTHER: other.vms}))
+    other.vms._workers = Workers(here={WORKER: host.vms._local})
+    node.vms._workers = Workers(elsewhere={WORKER: (OTHER,)})
+    host.backends["vms"].live = [seen(1)]
+    assert await node.statuses(WORKER) == {vm(1): VmStatus.ORPHANED}
+    other.vms._workers = Workers()
+    with pytest.raises(NodeFailed, match="not linked here any more"):
+        await node.vms.listing(WORKER, seconds=1)
+    node.vms._workers = Workers()
+    with pytest.raises(NotFound, match="linked worker w1"):
+        await node.vms.listing(WORKER, seconds=1)

@@ -6,6 +6,7 @@ from typing import Final
 import pytest
 
 from kici.config.model import ScalerEntry
+from kici.decide.classify import LiveVmSeen, VmStatus
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, ScalerName, scaler_agent_id
 from kici.domain.job import Job, JobStatus
@@ -93,6 +94,37 @@ async def test_boot_data_on_a_workers_host_is_cleared_once_the_agent_has_come(be
     worker.backends["linux"].boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
     job, agent = await a_running_job(bench)
     assert set(read) == {agent.agent_id}, "no job there is to find the credential of its agent"
+    await comes_to_its_end(bench, job, agent)
+
+
+@benched()
+async def test_live_machines_of_a_workers_host_are_listed_over_its_link(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    backend = worker.backends["linux"]
+    order: list[AgentId] = []
+
+    async def live_vms() -> list[LiveVmSeen]:
+        name, since = ScalerName("linux"), bench.clock.now()
+        return [
+            LiveVmSeen(vm_id=each, scaler=name, pid=pid, started_at=since, folder=f"/{each}", is_confirmed=True)
+            for pid, each in enumerate(order, 7)
+        ]
+
+    async def holds_address(vm_id: AgentId) -> bool:
+        return False
+
+    for name, act in (
+        ("live_vms", live_vms),
+        ("holds_address", holds_address),
+        ("is_tracking", lambda vm_id: False),
+        ("stop_untracked", lambda vm_id, trackers: None),
+    ):
+        setattr(backend, name, act)  # as microVMs have it
+    job, agent = await a_running_job(bench)
+    order += [agent.agent_id, AgentId("scaler-firecracker-00000000")]
+    listing = await bench.coordinator.cluster.live_vms.listing(InstanceId(worker.worker_id), seconds=5)
+    assert (listing.instance_id, listing.scalers) == (worker.worker_id, ("linux",))
+    assert [one.status for one in listing.vms] == [VmStatus.TRACKED, VmStatus.ORPHANED]
     await comes_to_its_end(bench, job, agent)
 
 
