@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 from tests.docker_engine import Lab, lab
-from tests.integration.docker_lab import BUSYBOX, LabCoordinator, coordinator, import_images
+from tests.integration.docker_lab import BUSYBOX, LabCoordinator, a_pool, coordinator, import_images
 
 pytestmark = [
     pytest.mark.engine("docker"),
@@ -33,7 +33,14 @@ def engine() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def kici(engine: Lab) -> Iterator[LabCoordinator]:
-    with coordinator(engine, "private") as running:
+    environment = {"DOCKER_HOST": f"unix://{engine.socket}", "TMPDIR": str(engine.folder)}
+    processes = {
+        "name": "host",
+        "type": "bare-metal",
+        "maxAgents": 4,
+        "labelSets": [{"labels": ["linux", "host"], "binaryPath": "kici-agent", "env": environment}],
+    }
+    with coordinator(engine, "private", a_pool(engine), processes) as running:
         for name, value in {"user": "ci", "right": "s3cret", "wrong": WRONG}.items():
             assert running.run("admin", "secrets", "set", f"registry:{name}", given=f"{value}\n").returncode == 0
         yield running
@@ -72,8 +79,12 @@ def _answers(lab: Lab) -> bool:
 def run(kici: LabCoordinator, image: str, **credentials: str) -> dict[str, Any]:
     """Run a job in this image to its end; the job, with all that people could read of it."""
     container = {"image": image, **({"credentials": credentials} if credentials else {})}
+    return run_in(kici, container, label="pool")
+
+
+def run_in(kici: LabCoordinator, container: dict[str, Any], *, label: str) -> dict[str, Any]:
     file = kici.lab.folder / "run.json"
-    job = {"runsOn": ["pool"], "run": "echo it runs", "container": container}
+    job = {"runsOn": [label], "run": "echo it runs", "container": container}
     file.write_text(json.dumps({"name": "pull", "jobs": {"one": job}}))
     done = kici.run("submit", str(file))
     found = kici.job(next(iter(kici.jobs(limit=1))))
@@ -115,3 +126,36 @@ def test_the_right_password_runs_the_job(kici: LabCoordinator) -> None:
     assert job["status"] == "success", job
     assert "it runs" in job["said"]
     kici.settle()
+
+
+def forget(kici: LabCoordinator) -> None:
+    """Whatever was pulled goes: an image that is there is used without a log-in."""
+    kici.lab.ask("DELETE", f"/images/{PRIVATE}?force=1")
+
+
+def test_a_process_agent_pulls_with_the_jobs_log_in(kici: LabCoordinator) -> None:
+    forget(kici)
+    job = run_in(
+        kici, {"image": PRIVATE, "credentials": {"username": "ci", "password": "registry:wrong"}}, label="host"
+    )
+    assert job["status"] == "failed"
+    assert f"image {PRIVATE} may not be pulled as ci" in job["reason"]
+    assert WRONG not in json.dumps(job) + kici.log.read_text()
+    job = run_in(
+        kici, {"image": PRIVATE, "credentials": {"username": "ci", "password": "registry:right"}}, label="host"
+    )
+    assert job["status"] == "success", job
+    assert "it runs" in job["said"]
+
+
+def test_a_dockerfile_may_begin_with_a_private_image(kici: LabCoordinator) -> None:
+    forget(kici)
+    built = {"dockerfile": "Dockerfile", "context": {"Dockerfile": f"FROM {PRIVATE}\nRUN echo built\n"}}
+    log_in = {"username": "registry:user", "password": "registry:right", "registry": REGISTRY}
+    job = run_in(kici, {**built, "credentials": {**log_in, "password": "registry:wrong"}}, label="host")
+    assert job["status"] == "failed"
+    assert f"step 1, FROM {PRIVATE}: " in job["reason"]
+    assert WRONG not in json.dumps(job) + kici.log.read_text()
+    job = run_in(kici, {**built, "credentials": log_in}, label="host")
+    assert job["status"] == "success", job
+    assert "it runs" in job["said"]

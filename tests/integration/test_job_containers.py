@@ -22,6 +22,9 @@ from tests.integration.docker_lab import (
     import_images,
 )
 
+from kici.adapters.docker_jobs import DockerJobEngine
+from kici.backends.container.job_image import LABELS as BUILT_LABELS
+from kici.ports.engine import EngineAddress, EngineKind
 from kici.testing.agent_harness import AgentHarness, AgentProcess, HarnessJob
 from kici.testing.programs import until as wait_until
 from kici.wire.messages import JobContainer
@@ -334,6 +337,28 @@ async def test_a_dockerfile_that_was_not_given_is_the_reason(engine: Lab) -> Non
     assert "there is no Dockerfile among the files of the build (Containerfile)" in str(job.final.reason)
 
 
+async def test_only_images_that_were_built_for_jobs_are_removed_in_time(engine: Lab) -> None:
+    files = {"Dockerfile": f"FROM {BUSYBOX}\nRUN echo prune > /me\n"}
+    job = await ends(engine, "/bin/cat", "/me", dockerfile="Dockerfile", context=files)
+    assert job.stdout == b"prune\n", job.stderr
+    await until(lambda: not job_containers(engine))
+    client = DockerJobEngine(EngineAddress(url=f"unix://{engine.socket}", kind=EngineKind.DOCKER, is_local=True))
+
+    def built() -> list[str]:
+        return [
+            tag for one in engine.ask("GET", "/images/json") for tag in one["RepoTags"] or () if "kici-built" in tag
+        ]
+
+    try:
+        await client.prune_images(BUILT_LABELS, older_than_hours=1)
+        assert built()
+        await client.prune_images(BUILT_LABELS, older_than_hours=0)
+        assert not built()
+    finally:
+        await client.close()
+    assert engine.ask("GET", f"/images/{BUSYBOX}/json") is not None
+
+
 async def test_the_same_image_is_built_once_at_a_time(engine: Lab) -> None:
     """The second waits for the first, and finds every instruction done."""
     files = {"Dockerfile": f"FROM {BUSYBOX}\nRUN sleep 3; echo $PPID > /made\n"}
@@ -343,6 +368,33 @@ async def test_the_same_image_is_built_once_at_a_time(engine: Lab) -> None:
     assert one.stdout == other.stdout != b""
     assert sorted(b"another job is building this image" in job.stderr for job in (one, other)) == [False, True]
     assert sorted(b"Using cache" in job.stderr for job in (one, other)) == [False, True]
+
+
+async def test_an_engine_that_stops_ends_its_jobs_and_runs_others_later() -> None:
+    """Its jobs are asked to end, and say by what; while it is away a job fails with the reason."""
+    with lab() as engine:
+        import_images(engine)
+        async with an_agent(engine) as (coordinator, _):
+            _ = await coordinator.agent()
+            job = coordinator.dispatch(*SHELL, "echo ready; sleep 100", container=in_image(BUSYBOX))
+            await coordinator.until(lambda: b"ready" in job.stdout, SECONDS)
+            await asyncio.to_thread(engine.stop_engine)
+            await coordinator.until(lambda: job.final, SECONDS)
+            assert job.final is not None
+            assert job.final.state == "failed"
+            assert b"ended by signal 15" in job.stderr or "does not answer" in str(job.final.reason)
+            job = await coordinator.run("true", job_id="job-2", container=in_image(BUSYBOX), seconds=SECONDS)
+            assert job.final is not None
+            assert f"the container engine at unix://{engine.socket} does not answer" in str(job.final.reason)
+            engine.start_engine()
+            job = await coordinator.run(
+                "/bin/echo", "again", job_id="job-3", container=in_image(BUSYBOX), seconds=SECONDS
+            )
+            assert job.stdout == b"again\n", job.final
+            await until(lambda: not job_containers(engine))
+        async with an_agent(engine):
+            records = next(engine.folder.glob("kici-containers-*")) / "containers"
+            await until(lambda: not list(records.iterdir()))
 
 
 # ---------------------------------------------------------------------- whole jobs, from the command line
@@ -398,6 +450,18 @@ def test_a_job_builds_its_image_where_an_agent_can(kici: LabCoordinator) -> None
     done = kici.run("submit", str(file))
     assert done.returncode != 0
     assert "neither docker nor podman" in done.stdout + done.stderr
+
+
+def test_the_command_line_brings_what_a_dockerfile_copies(kici: LabCoordinator) -> None:
+    folder = kici.lab.folder / "sources"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY data /data/\n")
+    (folder / "data").mkdir()
+    (folder / "data" / "greeting").write_text("hello from here\n")
+    job = {"runsOn": ["host"], "command": ["/bin/cat", "/data/greeting"], "container": {"dockerfile": "Dockerfile"}}
+    (folder / "run.json").write_text(json.dumps({"jobs": {"one": job}}))
+    done = kici.run("submit", str(folder / "run.json"))
+    assert "hello from here" in done.stdout, done.stderr
 
 
 def test_a_jobs_container_reaches_what_jobs_may_reach(kici: LabCoordinator) -> None:

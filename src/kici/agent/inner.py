@@ -106,8 +106,10 @@ def _reap(child: int) -> None:
             return
         if pid == child:
             code = os.waitstatus_to_exitcode(status)
-            if code == -signal.SIGKILL and _ran_out_of_memory():
-                os.write(2, b"kici: the job was killed because it ran out of the memory that it is limited to\n")
+            if code < 0:
+                is_oom = code == -signal.SIGKILL and _ran_out_of_memory()
+                why = ": it needed more memory than it is limited to" if is_oom else ""
+                os.write(2, f"kici: the job was ended by signal {-code}{why}\n".encode())
             os._exit(code if code >= 0 else 128 - code)
 
 

@@ -143,12 +143,15 @@ async def assemble(order: ContainerOrder, engine: DockerJobEngine, tasks: Superv
     """Everything that a run needs.  Raises `Permanent` or `DeterministicRefusal`."""
     clock, records, packets = RealClock(), JobRecords(Path(order.folder)), Nft()
     tasks.start("clear", clear(records, engine))
+    job_images = JobImages(engine=engine, records=records, clock=clock, pack=archive)
+    if order.container.dockerfile is not None:
+        tasks.start("prune", job_images.prune())
     fencing = Fencing(engine=engine, packets=packets, network=JOB_NETWORK, resolvers=resolvers)
     flights = Flights(tasks)
     return JobRun(
         engine=engine,
         images=Images(engine=engine, flights=flights, clock=clock),
-        job_images=JobImages(engine=engine, records=records, clock=clock, pack=archive),
+        job_images=job_images,
         runtime=JobRuntime(
             runtimes=Runtimes(
                 engine=engine,

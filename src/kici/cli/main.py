@@ -30,9 +30,7 @@ ADMIN_COMMANDS: Final = {
     "queue": Lazy("kici.cli.admin_queue:queue", "List waiting jobs; show one or clear all."),
     "peers": Lazy("kici.cli.admin_coordinator:peers", "List the coordinators that share the store, and their workers."),
     "peer": Lazy("kici.cli.admin_peer:peer", "Forget a coordinator or worker that is gone for good."),
-    "join-token": Lazy(
-        "kici.cli.admin_join:join_token", "Make, list and revoke tokens that make hosts workers."
-    ),
+    "join-token": Lazy("kici.cli.admin_join:join_token", "Make, list and revoke tokens that make hosts workers."),
     "worker": Lazy("kici.cli.admin_join:worker", "Revoke a worker."),
     "drain": Lazy("kici.cli.admin_coordinator:drain", "Start nothing new; let running jobs finish."),
     "resume": Lazy("kici.cli.admin_coordinator:resume", "Work again after a drain."),

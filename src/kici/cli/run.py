@@ -1,6 +1,7 @@
 """`kici run`: one command as a job, as if it ran here."""
 
 import os
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
@@ -39,6 +40,7 @@ class _RunCommand(click.Command):
 @click.option("--cpus", type=float, metavar="N", help="Cores, fractions allowed.")
 @click.option("--memory", metavar="M", help="Memory, such as 512m or 2g.")
 @click.option("--image", metavar="IMAGE", help="Run in a container of this image.")
+@click.option("--dockerfile", metavar="FILE", help="Run in a container of an image built from it, below this folder.")
 @click.option("-e", "--env", type=PAIR, multiple=True, metavar="K=V", help="A variable of the job's environment.")
 @click.option("--secret", type=PAIR, multiple=True, metavar="ENV=CTX:KEY", help="A stored secret as a variable.")
 @click.option("--timeout", type=DURATION, metavar="TIME", help="Longest running time: seconds, or such as 30m.")
@@ -72,6 +74,7 @@ def document(  # noqa: PLR0913  # one for each option
     cpus: float | None = None,
     memory: str | None = None,
     image: str | None = None,
+    dockerfile: str | None = None,
     env: tuple[tuple[str, str], ...] = (),
     secret: tuple[tuple[str, str], ...] = (),
     timeout: float | None = None,
@@ -83,12 +86,22 @@ def document(  # noqa: PLR0913  # one for each option
         "name": name,
         "runsOn": {"labels": list(labels), "exclude": list(exclude)} if labels or exclude else None,
         "resources": resources or None,
-        "container": {"image": image} if image is not None else None,
+        "container": _container(image, dockerfile),
         "env": dict(env) or None,
         "secrets": dict(secret) or None,
         "timeoutSeconds": timeout,
     }
     return {"command": list(command), **{key: value for key, value in parts.items() if value is not None}}
+
+
+def _container(image: str | None, dockerfile: str | None) -> Json | None:
+    if dockerfile is None:
+        return {"image": image} if image is not None else None
+    if image is not None:
+        raise CliError("--image and --dockerfile: give one of them")
+    from kici.cli.build_files import build_files  # few jobs build
+
+    return {"dockerfile": dockerfile, "context": build_files(Path.cwd(), dockerfile)}
 
 
 def new_key() -> str:

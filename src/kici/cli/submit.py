@@ -6,6 +6,7 @@ from typing import Final, NoReturn
 
 import click
 
+from kici.cli.build_files import with_files
 from kici.cli.client import Client, Json, job_path, run_path
 from kici.cli.connection import with_client
 from kici.cli.errors import CliError, Refused
@@ -29,11 +30,13 @@ LINE_BYTES_MAX: Final = 64 * 1024
 def submit(client: Client, /, *, file: Path, detach: bool) -> NoReturn:
     """Submit the run FILE (YAML or JSON; - for standard input) and follow its jobs.
 
+    A Dockerfile is looked for beside FILE, and goes along with what it copies, unless its job brings the files itself.
     Exits with 0 when all jobs succeeded, with 130 when it was interrupted (the run is cancelled), else with 1.
     """
     read = read_file(file)
+    told = with_files(read.plain(), Path.cwd() if str(file) == "-" else file.parent)
     try:
-        run = client.post("/api/v1/runs", read.plain(), key=new_key(), again_seconds=SUBMIT_SECONDS)
+        run = client.post("/api/v1/runs", told, key=new_key(), again_seconds=SUBMIT_SECONDS)
     except Refused as refusal:
         raise CliError(read.located(refusal)) from refusal
     if detach:

@@ -60,7 +60,8 @@ def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
 
 
 def test_a_job_that_a_signal_ended_is_told_by_its_exit_code(tmp_path: Path) -> None:
-    assert run(tmp_path, "/bin/sh", "-c", "kill -KILL $$")[0] == 128 + signal.SIGKILL
+    told = b"kici: the job was ended by signal 9\n"
+    assert run(tmp_path, "/bin/sh", "-c", "kill -KILL $$") == (128 + signal.SIGKILL, b"", told)
 
 
 def test_a_signal_is_passed_on_to_the_job(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from kici.domain.errors import Bug, Conflict
 from kici.domain.ids import ClassId, Instant, JobId, OrgId, RunId
-from kici.domain.job import JobSpec, JobStatus, Outcome
+from kici.domain.job import JobBuild, JobSpec, JobStatus, Outcome
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
 from kici.ports.store import JobFilter, Offer, Store, Submitted
@@ -71,6 +71,7 @@ async def keeps_every_field_of_a_job(store: Store) -> None:
         secrets={"TOKEN": "deploy:token"},
         image="python:3.12",
         registry={"password": "registry:password"},
+        build=JobBuild(context={"ci/Dockerfile": "FROM a\n"}, target="test", args={"A": "1"}),
     )
     new = replace(a_new_job("a"), name="tést; DROP TABLE jobs --", demand=demand, spec=spec, expires_at=after(99))
     made = await store.submit(a_new_run(org=OrgId("acme")), [new], now=after(0))
