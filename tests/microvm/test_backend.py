@@ -47,7 +47,7 @@ async def test_steps_wait_for_what_they_need_and_are_taken_back_in_reverse() -> 
     await bench.close()
 
 
-@pytest.mark.spec("scaler 36.18.1")
+@pytest.mark.spec("scaler 36.18.1", "scaler 49.6")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("phase", ["do", "done"])
 @virtual

@@ -12,6 +12,7 @@ SEEDS = 20
 """Of each chunk: enough for every kind of fault below."""
 
 
+@pytest.mark.spec("scaler 49.1", "scaler 49.2", "scaler 49.3")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_nothing_is_violated(chunk: int) -> None:

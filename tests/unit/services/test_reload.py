@@ -69,7 +69,7 @@ async def test_a_scaler_that_returns_while_it_retires_goes_on_with_what_it_has(b
     assert len(bench.orders) == 2
 
 
-@pytest.mark.spec("scaler 19.8.1", "scaler 19.8.2")
+@pytest.mark.spec("scaler 19.8.1", "scaler 19.8.2", "scaler 49.5")
 @benched(a_scaler("a", ("linux", "a"), max_agents=3))
 async def test_a_file_that_cannot_be_served_changes_nothing(bench: Bench) -> None:
     fleet = bench.coordinator.manager.fleet

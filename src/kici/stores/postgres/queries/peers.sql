@@ -60,11 +60,13 @@ WHERE owner_instance_id = :instance_id
                 WHERE agent_sessions.agent_id = spawns.agent_id AND agent_sessions.instance_id <> :instance_id
                     AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
             )
-            AND NOT EXISTS (
-                SELECT 1 FROM jobs
-                WHERE jobs.agent_id = spawns.agent_id
+            AND (
+                SELECT jobs.id FROM jobs
+                WHERE jobs.agent_id BETWEEN spawns.agent_id AND spawns.agent_id
                     AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
-            )
+                ORDER BY jobs.agent_id, jobs.seq
+                LIMIT 1
+            ) IS NULL
     );
 
 -- name: forget_spawns_of
@@ -79,11 +81,13 @@ WHERE owner_instance_id = :instance_id AND backend_type <> 'event' AND worker_id
             AND agent_sessions.instance_id <> :instance_id
             AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
     )
-    AND NOT EXISTS (
-        SELECT 1 FROM jobs
-        WHERE jobs.agent_id = scaler_spawning_agents.agent_id
+    AND (
+        SELECT jobs.id FROM jobs
+        WHERE jobs.agent_id BETWEEN scaler_spawning_agents.agent_id AND scaler_spawning_agents.agent_id
             AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
-    )
+        ORDER BY jobs.agent_id, jobs.seq
+        LIMIT 1
+    ) IS NULL
 RETURNING agent_id;
 
 -- name: forget_instance
