@@ -27,7 +27,16 @@ scalers:
 class WorkerProgram:
     """A worker of a coordinator: a data directory, a scalers file with processes, and a join token."""
 
-    def __init__(self, folder: Path, join: Sequence[str], *, max_agents: int = 8, within: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        join: Sequence[str],
+        *,
+        max_agents: int = 8,
+        within: Sequence[str] = (),
+        extra: Sequence[str] = (),
+    ) -> None:
+        """`within`: as for `CoordinatorProgram`; `extra`: more words of the command."""
         folder.mkdir(parents=True, exist_ok=True)
         self.data_dir = folder / "data"
         self.join = tuple(join)
@@ -37,6 +46,7 @@ class WorkerProgram:
         self.log = folder / "worker.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._within = tuple(within)
+        self._extra = tuple(extra)
 
     def takes_token(self, coordinator: CoordinatorProgram) -> Self:
         done = coordinator.run("admin", "join-token", "create")
@@ -64,6 +74,7 @@ class WorkerProgram:
                     *("--token-file", str(self.token_file)),
                     *("--scalers", str(self.scalers)),
                     *("--data-dir", str(self.data_dir)),
+                    *self._extra,
                 ],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
