@@ -26,7 +26,7 @@ async def test_no_table_holds_a_code(bench: CloudBench) -> None:
     assert code not in repr(bench.events)
 
 
-@pytest.mark.spec("scaler 24.7.2", "scaler 24.7.5")
+@pytest.mark.spec("scaler 24.7.2", "scaler 24.7.5", "T2.9")
 @clouded(nodes=2)
 async def test_two_redemptions_give_one_token(bench: CloudBench) -> None:
     code = await a_code(bench)

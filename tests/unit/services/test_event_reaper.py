@@ -20,7 +20,7 @@ async def leads(bench: CloudBench) -> Node:
     return leader(bench)
 
 
-@pytest.mark.spec("scaler 26.9.3", "scaler 22.5.7", "scaler 51.2")
+@pytest.mark.spec("scaler 26.9.3", "scaler 22.5.7", "scaler 51.2", "T4.5")
 @clouded(nodes=3)
 async def test_the_machine_of_a_dead_adopter_goes_after_the_grace(bench: CloudBench) -> None:
     job = await bench.submits()
@@ -38,7 +38,7 @@ async def test_the_machine_of_a_dead_adopter_goes_after_the_grace(bench: CloudBe
     assert job.id
 
 
-@pytest.mark.spec("scaler 26.9.5", "scaler 26.9.6", "T9.3")
+@pytest.mark.spec("scaler 26.9.5", "scaler 26.9.6", "T9.3", "T4.6")
 @clouded(nodes=2)
 async def test_a_leader_that_sees_nobody_stands_down_until_it_does(bench: CloudBench) -> None:
     await bench.submits()

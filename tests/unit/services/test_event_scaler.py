@@ -1,5 +1,6 @@
 """An event scaler from the job that waits to the machine that is gone, on one or more coordinators."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -122,7 +123,7 @@ async def test_the_agent_trades_its_code_on_its_socket(bench: CloudBench) -> Non
     assert await agent.is_closed() in (CloseCode.AUTH_FAILED, CloseCode.INTERNAL)
 
 
-@pytest.mark.spec("scaler 51.2", "scaler 24.7.5", "scaler 21.6.3", "scaler 14.6.5", "scaler 22.5.3")
+@pytest.mark.spec("scaler 51.2", "scaler 24.7.5", "scaler 21.6.3", "scaler 14.6.5", "scaler 22.5.3", "T4.4")
 @clouded(nodes=2)
 async def test_another_coordinator_adopts_the_agent_and_ends_its_machine(bench: CloudBench) -> None:
     job = await bench.submits()
@@ -358,6 +359,16 @@ async def test_two_coordinators_share_the_cap_of_one_agent(bench: CloudBench) ->
     await bench.passes(60)
     assert bench.cloud.made == 1
     assert len(await bench.spawns()) == 1
+
+
+@pytest.mark.spec("T4.3")
+@clouded(a_cloud_scaler(max_agents=3), nodes=2)
+async def test_jobs_that_come_to_two_coordinators_at_once_ask_for_no_more_than_the_cap(bench: CloudBench) -> None:
+    async with asyncio.TaskGroup() as group:
+        for number in range(5):
+            group.create_task(bench.submits(by=number % 2))
+    await bench.passes(60)
+    assert len(bench.cloud.told(SCALE_UP)) == bench.cloud.made == 3
 
 
 @pytest.mark.spec("scaler 9.6.8")
