@@ -19,6 +19,8 @@ DEBIAN: Final = "ci/debian:1"
 USER: Final = "ci/user:1"
 CARRIES: Final = "ci/carries:1"
 DIES: Final = "ci/dies:1"
+TELLS: Final = "ci/tells:1"
+"""Its agent prints whatever it is given, and dies of it."""
 
 
 def import_images(lab: Lab) -> None:
@@ -30,6 +32,8 @@ def import_images(lab: Lab) -> None:
     lab.import_image(USER, tree, "USER build")
     lab.import_image(EMPTY, empty_tree(lab.folder / "empty"))
     lab.import_image(DEBIAN, debian_tree(lab.folder / "debian", tree), "ENV GREETING=hello")
+    tells = '["/bin/sh", "-c", "env; read token; echo $token; echo {\\"token\\": \\"$token\\"}; exit 9"]'
+    lab.import_image(TELLS, tree, f"CMD {tells}", "LABEL kici-agent=own")
     lab.import_image(DIES, tree, 'CMD ["/bin/sh", "-c", "echo cannot find my keys; exit 9"]', "LABEL kici-agent=own")
 
 

@@ -1,6 +1,7 @@
 """Jobs in containers of a real engine, from the command line: every kind of image, failures that explain themselves."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.integration.docker_lab import (
     DEBIAN,
     DIES,
     EMPTY,
+    TELLS,
     USER,
     LabCoordinator,
     a_pool,
@@ -36,6 +38,7 @@ def kici(engine: Lab) -> Iterator[LabCoordinator]:
     scalers = (
         a_pool(engine),
         a_pool(engine, "dies", DIES),
+        a_pool(engine, "tells", TELLS),
         a_pool(engine, "volumes", set={"volumes": [f"{engine.folder}/shared:/shared"], "env": {"LANG": "C.UTF-8"}}),
     )
     (engine.folder / "shared").mkdir()
@@ -108,6 +111,25 @@ def test_secrets_are_nowhere_to_be_read(kici: LabCoordinator) -> None:
     assert "kat_" not in kici.log.read_text()
     everything = b"".join(path.read_bytes() for path in kici.data_dir.glob("kici.db*"))
     assert b"sesame-42" not in everything
+
+
+def test_an_agent_that_tells_everything_it_knows_betrays_no_token(kici: LabCoordinator) -> None:
+    """Not in the reason of its failure, not in events of the job, not in the log, not in any column."""
+    job = kici.submit("true", "-l", "tells")
+    until(lambda: "exit code 9" in kici.run("explain", job).stdout, seconds=20, what="the failure is explained")
+    until(lambda: '"logs_source":"container"' in kici.log.read_text(), seconds=10, what="its output is in the log")
+    told = [
+        kici.run("explain", job).stdout,
+        json.dumps(kici.job(job)),
+        kici.run("logs", job).stdout,
+        kici.run("admin", "diagnose", "--json").stdout,
+        kici.log.read_text(),
+        *(path.read_bytes().decode(errors="replace") for path in kici.data_dir.glob("kici.db*")),
+    ]
+    assert "kat_***" in "".join(told)  # it was told, and taken out
+    assert not [text for text in told if re.search(r"kat_[0-9a-f]{13}", text)]
+    assert kici.run("cancel", job).returncode == 0
+    kici.settle()
 
 
 def test_limits_are_the_engines(kici: LabCoordinator) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 from typing import Final
 
-from kici.decide.agent_output import SERVICE, said
+from kici.decide.agent_output import SERVICE, said, without_tokens
 from kici.domain.ids import AgentId
 from kici.kit.lines import LineBuffer
 from kici.ports.clock import Clock
@@ -57,7 +57,7 @@ class AgentLines:
         if self._dropped:
             self._write("warning", f"[dropped {self._dropped} lines]", {})
             self._dropped = 0
-        record = said(line)
+        record = said(without_tokens(line))
         self._write(record.level, record.text, record.more)
 
     def _say_all(self) -> None:

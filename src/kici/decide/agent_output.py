@@ -5,6 +5,7 @@ record says of itself is taken; who it is from, and for which job, is not for th
 """
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +28,8 @@ OURS: Final = frozenset(
     }
 )
 """Fields that a line cannot set."""
+_TOKEN: Final = re.compile(r"\b(k[a-z]{1,3}_)[0-9a-f]{32,}")
+"""Tokens of agents and of people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,11 @@ class Said:
     text: str
     more: dict[str, object] = field(default_factory=dict)
     """Its other fields."""
+
+
+def without_tokens(text: str) -> str:
+    """What a program prints of its credentials is nobody's to read: not in a log, not in the reason of a failure."""
+    return _TOKEN.sub(r"\1***", text)
 
 
 def said(line: str) -> Said:

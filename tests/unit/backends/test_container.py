@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 import pytest
-from tests.contract.container_benches import FakeEngineBench
+from tests.contract.container_benches import AnArchive, FakeEngineBench
 
+from kici.backends.container.runtime import Archive
 from kici.decide.container_plan import AGENT
 from kici.domain.errors import DeterministicRefusal, JobRefused, KiciError, Retryable
 from kici.domain.spawn import ScaleDownReason
@@ -59,6 +60,31 @@ async def test_a_fill_that_dies_half_way_is_done_again_and_nobody_mounted_the_ha
     assert not bench.room.containers
     _ = await bench.backend.spawn(bench.order(an_id(2), Kind.LIVES), bench.heard.on_event)
     assert len(bench.room.archives_put) == 2
+    await bench.close()
+
+
+class Replaced(AnArchive):
+    """Of an installation that was upgraded since it was looked at."""
+
+    async def open(self) -> IO[bytes]:
+        raise Retryable("this installation changed while its runtime was being made")
+
+
+@virtual
+async def test_an_installation_that_changes_before_its_runtime_is_made_is_looked_at_again() -> None:
+    bench = FakeEngineBench()
+    found: list[Archive] = [Replaced("v1"), AnArchive("v2")]
+
+    async def find() -> Archive:
+        return found.pop(0)
+
+    bench.find_archive = find
+    bench = await a_bench(bench)
+    assert (
+        type(await error_of(bench.backend.spawn(bench.order(an_id(1), Kind.LIVES), bench.heard.on_event))) is Retryable
+    )
+    _ = await bench.backend.spawn(bench.order(an_id(2), Kind.LIVES), bench.heard.on_event)
+    assert bench.room.volume_files.keys() == {"kici-runtime-v2"}
     await bench.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kici.decide.agent_output import OURS, Said, said
+from kici.decide.agent_output import OURS, Said, said, without_tokens
 
 
 @pytest.mark.spec("scaler 39.4.1")
@@ -36,3 +36,13 @@ def test_no_line_does_harm_or_names_its_own_origin(line: str) -> None:
     found = said(line)
     assert found.level in {"debug", "info", "warning", "error"}
     assert not OURS & found.more.keys()
+
+
+def test_credentials_in_output_are_not_repeated() -> None:
+    token = "kat_" + "0123456789abcdef" * 4
+    assert without_tokens(f'KICI_AGENT_TOKEN={token} {{"token":"{token}"}}') == (
+        'KICI_AGENT_TOKEN=kat_*** {"token":"kat_***"}'
+    )
+    assert without_tokens("kat_0123 and 0123456789abcdef0123456789abcdef") == (
+        "kat_0123 and 0123456789abcdef0123456789abcdef"
+    )

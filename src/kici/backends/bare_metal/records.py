@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from kici.decide.agent_output import without_tokens
 from kici.domain.ids import AgentId, Instant, JobId, RunId, ScalerName, TokenId
 from kici.ports.files import Files
 from kici.ports.processes import ProcessId
@@ -127,7 +128,8 @@ class AgentFiles:
         for path in (self._older(agent_id), self.output(agent_id)):
             size = self._files.size(path)
             data += self._files.read_from(path, max(0, size - TAIL_BYTES), TAIL_BYTES)
-        return data[-TAIL_BYTES:].decode(errors="replace").splitlines()[-lines:] if lines > 0 else []
+        text = without_tokens(data[-TAIL_BYTES:].decode(errors="replace"))
+        return text.splitlines()[-lines:] if lines > 0 else []
 
     def _path(self, agent_id: AgentId) -> Path:
         return self._agents / f"{agent_id}.json"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kici.decide import container_plan as plan
+from kici.decide.agent_output import without_tokens
 from kici.domain.ids import AgentId, Instant
 from kici.ports.backend import Compute, ComputeState, OnEvent
 from kici.ports.engine import ContainerInfo
@@ -59,7 +60,7 @@ class Tracked:
         )
 
     def printed(self, line: str) -> None:
-        self.output.append(line[:LINE_CHARACTERS_MAX])
+        self.output.append(without_tokens(line)[:LINE_CHARACTERS_MAX])
 
     def let_go(self) -> None:
         if self.capture is not None:

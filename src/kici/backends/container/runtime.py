@@ -80,7 +80,11 @@ class Runtimes:
             archive = self._archive = await self._flights.run("archive", lambda _: self._fitting(), on_progress)
         volume = _Volume(f"{RUNTIME}-{archive.version}", archive.version)
         if volume.name not in self._known:
-            _ = await self._flights.run(volume.name, lambda tell: self._make(volume, archive, image, tell), on_progress)
+            try:
+                await self._flights.run(volume.name, lambda tell: self._make(volume, archive, image, tell), on_progress)
+            except KiciError:
+                self._archive = None  # the installation may have changed: the next one looks what it is now
+                raise
         return Injected(volume=volume.name, entrypoint=archive.entrypoint)
 
     async def remove_others(self) -> int:
