@@ -15,7 +15,7 @@ from kici.wire.agent_effects import Connect, Disconnect, Effect, Exit, Note, Sen
 from kici.wire.agent_half import AgentHalf
 from kici.wire.agent_settings import AgentSettings
 from kici.wire.codec import encode
-from kici.wire.messages import AgentRegister, JobStart
+from kici.wire.messages import AgentRegister, JobAck, JobStart
 
 CONNECT_SECONDS: Final = 0.05
 PING_SECONDS: Final = 20.0
@@ -37,7 +37,7 @@ class CloudMachine:
         self.job: JobId | None = None
         """Whose step it runs."""
         self.last_job: JobId | None = None
-        """As `job`; and when that is over, its end may not have been told yet."""
+        """That it took last: it may not be told yet to start it, or not have told its end."""
         self.is_alive = True
         self.node: Node | None = None
         """That it is connected to, or was."""
@@ -113,6 +113,8 @@ class CloudMachine:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send(message):
+                if isinstance(message, JobAck):
+                    self.last_job = JobId(message.job_id)
                 self._send(encode(message))
             case Connect():
                 self._reader = self._loop.create_task(self._converse(), name=f"connection of {self.agent_id}")
@@ -139,7 +141,7 @@ class CloudMachine:
             self._wire.a.close(code, reason)
 
     def _start(self, start: JobStart) -> None:
-        self.job = self.last_job = JobId(start.job_id)
+        self.job = JobId(start.job_id)
         self._started(self.job)
         self._apply(self._half.step_started())
         seconds = self._entropy.uniform(*STEP_SECONDS)

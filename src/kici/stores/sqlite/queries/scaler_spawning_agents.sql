@@ -42,8 +42,9 @@ ORDER BY spawned_at, agent_id
 LIMIT :limit;
 
 -- name: register_spawn
--- The agent of a spawn has registered; it keeps the time of the first registration.  A machine passes from one
--- coordinator to another when the first has let go of it, or has been silent for longer than it keeps agents by itself.
+-- The agent of a spawn has registered; it keeps the time of the first registration.
+-- A machine passes from one coordinator to another when the first has let go of it, or has been silent for longer
+-- than it keeps agents by itself.
 UPDATE scaler_spawning_agents SET
     state = 'registered',
     registered_at = COALESCE(registered_at, :now, now_ms()),
