@@ -215,7 +215,8 @@ class LiveVms:
         if self._workers is not None and target not in present:
             if self._workers.is_linked(target):
                 return await self._workers.ask_vms(target, payload, seconds=seconds)
-            way = next((one for one in await self._workers.linked_to(target) if one in present), None)
+            others = present - {self._instance_id}
+            way = next((one for one in await self._workers.linked_to(target) if one in others), None)
             if way is not None and self._requests is not None:
                 asked = {**payload, "target": target}
                 return await self._requests.ask(way, RequestKind.LIVE_VMS, asked, seconds=seconds)
