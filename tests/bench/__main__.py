@@ -5,8 +5,8 @@ order of magnitude, not a rival.  Run it on a quiet machine; every figure is a m
 many stands the same figure by processor time, of this process (`ours`) and of the database (`server`): what it would
 be if nothing else took time, which a loaded machine changes little.
 
-    python -m tests.bench [store] [decide] [config] [scaler] [events] [spawn] [container] [microvm] [microvm_jobs]
-        [snapshots] [coordinator]
+    python -m tests.bench [store] [decide] [config] [scaler] [events] [reaper] [spawn] [container]
+        [microvm] [microvm_jobs] [snapshots] [cluster] [coordinator]
 """
 
 import importlib
@@ -62,6 +62,17 @@ KNOWN = (
     Known("at once, ours / by hand", "-", "<= 1.5"),
     Known("our own CPU for each spawn", "-", "<= 60 ms"),
     Known("VM job by booting / the same VM by hand", "-", "<= 1.15"),
+    Known("requestScale of an event scaler, one at a time", "400/s", ">= 500/s"),
+    Known("requestScale of an event scaler, concurrent", "478/s", ">= 800/s"),
+    Known("claim registered and redeemed with its token, one at a time", "600/s", ">= 800/s"),
+    Known("claim registered and redeemed with its token, concurrent", "1.3 k/s", ">= 2 k/s"),
+    Known("emit to delivery, the same coordinator, p50", "-", "<= 5 ms"),
+    Known("emit to delivery, the same coordinator, p99", "-", "<= 30 ms"),
+    Known("emit to delivery, another coordinator, p50", "-", "<= 5 ms"),
+    Known("emit to delivery, another coordinator, p99", "-", "<= 30 ms"),
+    Known("reaper tick, 10000 spared", "50-93 ms", "<= 80 ms"),
+    Known("reaper tick, 10000 torn down", "2.5 k/s", ">= 4 k/s"),
+    Known("reaper tick, 100000 spared", "-", "<= 800 ms"),
     Known("RSS with 2000 connected agents", "-", "<= 150 MB"),
     Known("read 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
     Known("read 1000 scalers x 1 sets", "-", "<= 800 ms"),
@@ -114,6 +125,7 @@ def main(chosen: list[str]) -> None:
         "store",
         "scaler",
         "events",
+        "reaper",
         "spawn",
         "container",
         "microvm",

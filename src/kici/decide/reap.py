@@ -75,8 +75,6 @@ def verdict(
     candidate: ReapCandidate, *, me: InstanceId, absent_ms: int, now: Instant, windows: ReapWindows
 ) -> Condemn | Drop | None:
     """None: leave it alone.  `absent_ms`: for how long it was seen absent, 0 at first sight; `now`: the store's."""
-    if candidate.is_present:
-        return None
     if candidate.state is SpawnState.ENDING:
         return _of_ending(candidate, now, windows)
     if absent_ms < windows.grace_ms:

@@ -30,7 +30,10 @@ SlotAnswer = Spawn | SlotRefused | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapCandidate:
-    """An event spawn that may need an end, with all that the verdict rests on."""
+    """An event spawn that may need an end, with all that the verdict rests on.
+
+    No coordinator that beats has a session of its agent: one that is seen needs nothing.
+    """
 
     agent_id: AgentId
     scaler: ScalerName
@@ -38,8 +41,6 @@ class ReapCandidate:
     owner_instance_id: InstanceId
     adopted_by: InstanceId | None
     spawned_at: Instant
-    is_present: bool
-    """Its agent has a session with a coordinator that beats."""
     was_sent: bool
     """Its scale-up left."""
     is_ending_sent: bool
@@ -53,6 +54,8 @@ class ReapCandidate:
     bound_job_id: JobId | None = None
     run_id: RunId | None = None
     end_reason: str | None = None
+    targets: tuple[str, ...] = ()
+    """Registrations that its scale-up went to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,15 @@ class EventEmitter:
         order = ScaleDownOrder(agent_id=agent_id, reason=reason, by=self._instance_id)
         return await self._scale_down(order, scaler, targets)
 
-    async def condemn(self, candidate: ReapCandidate, reason: ScaleDownReason, *, term: int, present_ms: int) -> bool:
+    async def condemn(
+        self,
+        candidate: ReapCandidate,
+        reason: ScaleDownReason,
+        *,
+        term: int,
+        present_ms: int,
+        subscribed: frozenset[str],
+    ) -> bool:
         """The reaper's scale-down: only if everything it saw still holds, and only in its own term."""
         order = ScaleDownOrder(
             agent_id=candidate.agent_id,
@@ -147,16 +155,26 @@ class EventEmitter:
             term=term,
             present_ms=present_ms,
         )
-        return await self._scale_down(order, candidate.scaler, ())
+        found = tuple(ref for ref in dict.fromkeys(candidate.targets) if ref in subscribed)
+        if not found:
+            self._undelivered(order, candidate.targets)  # a row that ends without an event would not be tried again
+            return False
+        return await self._end(order, candidate.scaler, candidate.targets, found)
+
+    async def subscribers(self, name: str) -> frozenset[str]:
+        """Registrations that get such events."""
+        return frozenset(await self._subscribed(name))
 
     async def _scale_down(self, order: ScaleDownOrder, scaler: ScalerName, targets: Sequence[str]) -> bool:
         row = await self._store.spawn(order.agent_id)
         asked = targets if row is None else row.provisioning_targets or targets
-        found = await self._among(SCALE_DOWN, asked)
+        return await self._end(order, scaler, asked, await self._among(SCALE_DOWN, asked))
+
+    async def _end(
+        self, order: ScaleDownOrder, scaler: ScalerName, asked: Sequence[str], found: tuple[str, ...]
+    ) -> bool:
+        """End a provision and tell those of `asked` that were found; without any, its row ends all the same."""
         event = self._scale_down_event(order, scaler, found) if found else None
-        if event is None and order.over is not None:
-            self._undelivered(order, asked)  # a condemned row without an event would not be tried again
-            return False
         ended = await self._store.end_provision(order, event)
         if ended is None:
             return False

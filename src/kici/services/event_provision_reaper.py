@@ -4,6 +4,7 @@ Leader only, in its own term.  What to do with each is `decide.reap`'s; here are
 anew whenever this coordinator's view was interrupted, and the pace.  A pass never fails.
 """
 
+import asyncio
 import logging
 from typing import Final, Never, Protocol
 
@@ -11,6 +12,7 @@ from kici.decide.elect import Term
 from kici.decide.reap import PRESENT_MS, Condemn, Drop, ReapWindows, verdict, view_suffices
 from kici.domain import knobs
 from kici.domain.errors import KiciError, StoreDown
+from kici.domain.event import SCALE_DOWN
 from kici.domain.ids import AgentId, InstanceId, Instant, JobId, ScalerName
 from kici.domain.instance import Instance
 from kici.domain.provision import ReapCandidate
@@ -26,6 +28,8 @@ from kici.services.shared_deferrals import SharedDeferrals
 from kici.services.store_outages import sits_out_outages
 
 PAGE: Final = 5_000
+AT_ONCE: Final = 128
+"""Ends under way: the store writes those that wait together as one.  Between them, leadership is looked at again."""
 INSTANCES_MAX: Final = 1_000
 PURGED_MAX: Final = 10_000
 NEVER_CAME: Final = (
@@ -135,29 +139,40 @@ class EventProvisionReaper:
                 return 0
             self._is_blocked = False
             candidates = await self._candidates(now, windows)
+            subscribed = await self._emitter.subscribers(SCALE_DOWN) if candidates else frozenset()
         except StoreDown as error:  # what was not seen cannot be judged
             emit(Event.STORE_DOWN, level=logging.WARNING, during="reaping", error=str(error))
             self._absent_since.clear()
             self._publish(0)
             return 0
         self._keep_only({candidate.agent_id for candidate in candidates})
+        due = self._due(candidates, now, windows)
         sent = 0
-        for candidate in candidates:
-            decided = verdict(
-                candidate, me=self._instance_id, absent_ms=self._absent_ms(candidate), now=now, windows=windows
-            )
-            if not candidate.owner_instance_id and candidate.adopted_by is None:
-                self._warn_of(candidate)
-            if decided is None or self._was_tried(candidate.agent_id, windows):
-                continue
+        for place in range(0, len(due), AT_ONCE):
             current = self._leadership.term()
             if current is None or current.token != term.token:
                 break
-            sent += await self._act(candidate, decided, term)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._act(*each, term, subscribed)) for each in due[place : place + AT_ONCE]]
+            sent += sum(task.result() for task in tasks)
         grace = windows.grace_ms / 1000
         since = self._clock.monotonic() - grace
         self._publish(sum(seen_at <= since for seen_at in self._absent_since.values()))
         return sent
+
+    def _due(
+        self, candidates: list[ReapCandidate], now: Instant, windows: ReapWindows
+    ) -> list[tuple[ReapCandidate, Condemn | Drop]]:
+        """Those that are to end now, each with the verdict."""
+        due: list[tuple[ReapCandidate, Condemn | Drop]] = []
+        for candidate in candidates:
+            absent_ms = self._absent_ms(candidate.agent_id)
+            decided = verdict(candidate, me=self._instance_id, absent_ms=absent_ms, now=now, windows=windows)
+            if not candidate.owner_instance_id and candidate.adopted_by is None:
+                self._warn_of(candidate)
+            if decided is not None and not self._was_tried(candidate.agent_id, windows):
+                due.append((candidate, decided))
+        return due
 
     async def _candidates(self, now: Instant, windows: ReapWindows) -> list[ReapCandidate]:
         found: list[ReapCandidate] = []
@@ -171,14 +186,18 @@ class EventProvisionReaper:
                 return found
             after = (page[-1].scaler, page[-1].agent_id)
 
-    async def _act(self, candidate: ReapCandidate, decided: Condemn | Drop, term: Term) -> int:
+    async def _act(
+        self, candidate: ReapCandidate, decided: Condemn | Drop, term: Term, subscribed: frozenset[str]
+    ) -> int:
         """Carry a verdict out; the attempt is noted first, so that what fails is not tried at every pass."""
         self._attempted_at[candidate.agent_id] = self._clock.monotonic()
         try:
             if isinstance(decided, Drop):
                 await self._store.delete_spawn(candidate.agent_id)
                 return 0
-            is_sent = await self._emitter.condemn(candidate, decided.reason, term=term.token, present_ms=PRESENT_MS)
+            is_sent = await self._emitter.condemn(
+                candidate, decided.reason, term=term.token, present_ms=PRESENT_MS, subscribed=subscribed
+            )
         except KiciError as error:
             emit(Event.REAP_FAILED, level=logging.ERROR, agent_id=candidate.agent_id, error=str(error))
             return 0
@@ -228,13 +247,10 @@ class EventProvisionReaper:
         self._absent_since.clear()
         self._publish(0)
 
-    def _absent_ms(self, candidate: ReapCandidate) -> int:
-        """How long it was out of sight, as seen from here; looking starts and ends the clock."""
-        if candidate.is_present:
-            self._absent_since.pop(candidate.agent_id, None)
-            return 0
+    def _absent_ms(self, agent_id: AgentId) -> int:
+        """How long it was out of sight, as seen from here: the first look starts the clock, to be seen ends it."""
         now = self._clock.monotonic()
-        return round((now - self._absent_since.setdefault(candidate.agent_id, now)) * 1000)
+        return round((now - self._absent_since.setdefault(agent_id, now)) * 1000)
 
     def _was_tried(self, agent_id: AgentId, windows: ReapWindows) -> bool:
         tried_at = self._attempted_at.get(agent_id)

@@ -21,7 +21,7 @@ from kici.ports.event_store import Ended, SharedDeferral
 from kici.stores.database import Params, Row, Step
 from kici.stores.events import emit_params, emit_step
 from kici.stores.query import Query
-from kici.stores.rows import clean_text, to_json
+from kici.stores.rows import clean_text, strings_from, to_json
 from kici.stores.spawns import Spawns, reservation_params, spawn_params
 
 INSERT_TRIES_MAX: Final = 3
@@ -223,7 +223,6 @@ def _candidate_from(row: Row) -> ReapCandidate:
         owner_instance_id=row["owner_instance_id"],
         adopted_by=row["adopted_by"],
         spawned_at=row["spawned_at"],
-        is_present=bool(row["is_present"]),
         was_sent=row["emitted_at"] is not None,
         is_ending_sent=bool(row["is_ending_sent"]),
         undelivered_at=row["undelivered_at"],
@@ -232,4 +231,5 @@ def _candidate_from(row: Row) -> ReapCandidate:
         bound_job_id=row["bound_job_id"],
         run_id=row["run_id"],
         end_reason=row["end_reason"],
+        targets=strings_from(row["provisioning_targets"]),
     )

@@ -29,7 +29,6 @@ BOOTING = ReapCandidate(
     owner_instance_id=THERE,
     adopted_by=None,
     spawned_at=Instant(NOW - 360_000),
-    is_present=False,
     was_sent=True,
     is_ending_sent=False,
 )
@@ -52,13 +51,6 @@ def test_an_old_provision_needs_a_whole_grace_out_of_sight() -> None:
 
 def test_a_young_provision_is_left_alone_however_long_it_is_absent() -> None:
     assert judged(replace(BOOTING, spawned_at=Instant(NOW - 299_999)), 10**9) is None
-
-
-@pytest.mark.spec("scaler 26.9.2")
-def test_one_that_is_seen_is_never_condemned() -> None:
-    assert judged(replace(BOOTING, is_present=True), 10**9) is None
-    assert judged(replace(ADOPTED, is_present=True), 10**9) is None
-    assert judged(replace(ENDING, is_present=True), 10**9) is None
 
 
 @pytest.mark.spec("scaler 26.9.3", "scaler 26.9.13")

@@ -168,16 +168,10 @@ WHERE agent_id IN (
 RETURNING agent_id;
 
 -- name: reap_candidates
--- Event spawns that may need an end, with what the verdict rests on.
+-- Event spawns whose agents no live coordinator sees and that may need an end, with what the verdict rests on.
 SELECT
     spawn.agent_id, spawn.scaler_name, spawn.state, spawn.owner_instance_id, spawn.adopted_by, spawn.spawned_at,
-    spawn.emitted_at, spawn.bound_job_id, spawn.run_id, spawn.end_reason,
-    EXISTS (
-        SELECT 1 FROM agent_sessions
-        JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
-        WHERE agent_sessions.agent_id = spawn.agent_id
-            AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - :present_ms::BIGINT
-    ) AS is_present,
+    spawn.emitted_at, spawn.bound_job_id, spawn.run_id, spawn.end_reason, spawn.provisioning_targets,
     (
         SELECT last_beat_at FROM cluster_instances WHERE cluster_instances.instance_id = spawn.adopted_by
     ) AS adopter_beat_at,
@@ -198,6 +192,13 @@ FROM scaler_spawning_agents AS spawn
 WHERE spawn.backend_type = 'event'
     AND (spawn.scaler_name, spawn.agent_id) > (:after_scaler::TEXT, :after_agent::TEXT)
     AND (spawn.adopted_by IS NOT NULL OR spawn.state = 'ending' OR spawn.spawned_at < :spawned_before)
+    AND NOT EXISTS (
+        SELECT 1 FROM agent_sessions
+        WHERE agent_sessions.agent_id = spawn.agent_id AND agent_sessions.instance_id = ANY (ARRAY(
+            SELECT instance_id FROM cluster_instances
+            WHERE last_beat_at > COALESCE(:now, now_ms()) - :present_ms::BIGINT
+        ))
+    )
 ORDER BY spawn.scaler_name, spawn.agent_id
 LIMIT :limit;
 
