@@ -144,7 +144,7 @@ class Backend(Protocol):
         ...
 
     async def shutdown_all(self) -> None:
-        """End everything tracked."""
+        """End everything tracked.  Raises `Retryable` that names whatever could not be confirmed to have ended."""
         ...
 
     async def release_all(self) -> None:

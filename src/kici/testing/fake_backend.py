@@ -12,6 +12,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final
 
+from kici.backends.ending import end_all
 from kici.domain.errors import DeterministicRefusal, KiciError, NoCapacity, Permanent, Retryable
 from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.labels import set_key
@@ -195,9 +196,7 @@ class FakeBackend:
         return sum(self.machines.remove(agent_id) for agent_id in orphans)
 
     async def shutdown_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for agent_id in list(self._agents):
-                group.create_task(self.destroy(agent_id, ScaleDownReason.SHUTDOWN))
+        await end_all(self._agents, self.destroy)
 
     async def release_all(self) -> None:
         for agent in list(self._agents.values()):

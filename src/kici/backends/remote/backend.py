@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kici.backends.ending import end_all
 from kici.backends.remote.faults import raise_fault
 from kici.domain.errors import DeterministicRefusal, KiciError, NoCapacity, Permanent, Retryable
 from kici.domain.ids import AgentId, Instant, ScalerName
@@ -187,14 +188,7 @@ class RemoteBackend:
         return answer.count
 
     async def shutdown_all(self) -> None:
-        failures: list[str] = []
-        for agent_id in list(self._agents):
-            try:
-                await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
-            except Retryable as error:
-                failures.append(str(error))
-        if failures:
-            raise Retryable("; ".join(failures))
+        await end_all(self._agents, self.destroy)
 
     async def release_all(self) -> None:
         """Nothing is sent: the worker keeps what it has."""
