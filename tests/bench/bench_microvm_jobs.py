@@ -27,10 +27,9 @@ from tests.microvm.lab import until
 from tests.microvm.linux_guest import linux_guest
 from tests.microvm.orchestra import Orchestra, orchestra, qemu_entry
 
-from kici.adapters.unix_sockets import connect
 from kici.decide.microvm import Bridge, Machine, guest
 from kici.decide.microvm_boot import BootOrder, boot_args, metadata
-from kici.decide.microvm_qemu import BOOT_SOCKET, QemuFiles, extra_boot_args, qemu_argv
+from kici.decide.microvm_qemu import BOOT_PIPE, QemuFiles, extra_boot_args, qemu_argv
 from kici.domain.resources import NOTHING
 from kici.testing import engines
 
@@ -142,7 +141,7 @@ async def _by_hand(one: Orchestra, number: int) -> tuple[float, float]:
 
     async with await asyncio.start_server(meet, str(BRIDGE.gateway), PORT):
         began = perf_counter()
-        process, port = await _start_by_hand(one, number)
+        process = await _start_by_hand(one, number)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await met.wait()
@@ -151,14 +150,13 @@ async def _by_hand(one: Orchestra, number: int) -> tuple[float, float]:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            for writer in (port, *writers):
+            for writer in writers:
                 writer.close()
     one.host.run("ip", "link", "del", f"hand{number}tap")
     return seconds, busy
 
 
-async def _start_by_hand(one: Orchestra, number: int) -> tuple[asyncio.subprocess.Process, asyncio.StreamWriter]:
-    """QEMU, and the port with the boot data, which stays open until the guest has read it."""
+async def _start_by_hand(one: Orchestra, number: int) -> asyncio.subprocess.Process:
     folder = one.folder / f"hand{number}"
     folder.mkdir()
     images = linux_guest()
@@ -166,6 +164,9 @@ async def _start_by_hand(one: Orchestra, number: int) -> tuple[asyncio.subproces
     commands = f"tuntap add {machine.tap} mode tap\nlink set {machine.tap} master {BRIDGE.name} up\n"
     await asyncio.to_thread(one.host.run, "ip", "-batch", "-", stdin=commands)
     shutil.copy(one.folder / "overlay.ext4", folder / "overlay.ext4")
+    pipe = folder / f"{BOOT_PIPE}.in"
+    os.mkfifo(pipe, 0o600)
+    (folder / f"{BOOT_PIPE}.out").symlink_to(os.devnull)
     argv = qemu_argv(
         "/usr/bin/qemu-system-x86_64",
         vm_id=machine.vm_id,
@@ -190,19 +191,20 @@ async def _start_by_hand(one: Orchestra, number: int) -> tuple[asyncio.subproces
         stderr=asyncio.subprocess.DEVNULL,
     )
     order = BootOrder(agent_id=machine.vm_id, labels=("vm",), url=f"ws://{BRIDGE.gateway}:{PORT}/ws", token="none")
-    return process, await _hand_over(folder / BOOT_SOCKET, metadata(order, BRIDGE))
+    await _hand_over(pipe, metadata(order, BRIDGE))
+    return process
 
 
-async def _hand_over(socket: Path, document: dict[str, Any]) -> asyncio.StreamWriter:
+async def _hand_over(pipe: Path, document: dict[str, Any]) -> None:
     while True:
         try:
-            _, writer = await connect(socket)
-            break
-        except OSError:
+            end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # QEMU does not listen yet
             await asyncio.sleep(0.005)
-    writer.write(json.dumps(document).encode() + b"\n")
-    await writer.drain()
-    return writer
+        else:
+            os.write(end, json.dumps(document).encode() + b"\n")
+            os.close(end)
+            return
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class Script:
     requests: Sequence[Request]
     starts: bool = False
     """A guest runs in it."""
+    then: Sequence[Request] = ()
+    """To another VMM, once the first has ended, in the same folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ METADATA = put("/mmds/config", {"network_interfaces": ["eth0"], "version": "V2",
 DATA = put("/mmds", {"latest": {"meta-data": {"a": "1", **STAYS}}})
 START = put("/actions", {"action_type": "InstanceStart"})
 BOOT = (MACHINE, SOURCE, ROOT_DRIVE, OTHER_DRIVE, INTERFACE, METADATA, DATA, START)
+SAVE = put("/snapshot/create", {"snapshot_path": "{folder}/state", "mem_file_path": "{folder}/memory"})
+LOAD = {
+    "snapshot_path": "{folder}/state",
+    "mem_backend": {"backend_type": "File", "backend_path": "{folder}/memory"},
+}
 PAUSE, RESUME = patch("/vm", {"state": "Paused"}), patch("/vm", {"state": "Resumed"})
 
 
@@ -386,14 +393,39 @@ SCRIPTS = (
             RESUME,
         ),
         starts=True,
+        then=(put("/snapshot/load", {**LOAD, "network_overrides": [{"iface_id": "eth7", "host_dev_name": "{tap}"}]}),),
+    ),
+    Script(
+        "a guest from a snapshot",
+        (*BOOT, PAUSE, SAVE),
+        starts=True,
+        then=(
+            put("/snapshot/load", {**LOAD, "network_overrides": [{"iface_id": "eth0", "host_dev_name": "{tap}"}]}),
+            get("/"),
+            get("/mmds"),
+            get("/machine-config"),
+            put("/snapshot/load", LOAD),
+            MACHINE,
+            START,
+            put("/mmds", {"latest": {"meta-data": STAYS}}),
+            get("/mmds"),
+            RESUME,
+            get("/"),
+        ),
+    ),
+    Script(
+        "a guest from a snapshot that goes on at once",
+        (*BOOT, PAUSE, SAVE),
+        starts=True,
+        then=(put("/snapshot/load", {**LOAD, "resume_vm": True}), get("/"), PAUSE),
     ),
 )
 
 
-async def play(socket: Path, script: Script, words: dict[str, str]) -> list[Answer]:
+async def play(socket: Path, requests: Sequence[Request], words: dict[str, str]) -> list[Answer]:
     """Send them one after another, each on a connection of its own as a careful client may."""
     answers = []
-    for request in script.requests:
+    for request in requests:
         async with asyncio.timeout(ANSWER_SECONDS):
             answers.append(await send(socket, request, words))
     return answers

@@ -29,10 +29,8 @@ pytestmark = [
 
 
 @asynccontextmanager
-async def running(program: Path, folder: Path, kernel: Path) -> AsyncIterator[Path]:
-    """The program with nothing told yet: its socket.  `folder`: where it finds what the scripts name."""
-    _fill(folder, kernel)
-    socket = folder / "api.sock"
+async def running(program: Path, folder: Path, socket: Path) -> AsyncIterator[Path]:
+    """The program with nothing told yet: its socket."""
     process = await asyncio.create_subprocess_exec(
         program,
         *("--id", "one", "--api-sock", str(socket)),
@@ -73,10 +71,16 @@ async def listens(socket: Path) -> bool:
 
 
 async def answers(program: Path, folder: Path, kernel: Path, script: Script) -> list[Answer]:
+    _fill(folder, kernel)
+    words = {"folder": str(folder), "tap": TAP}
     subprocess.run(("ip", "tuntap", "add", TAP, "mode", "tap"), check=True)
     try:
-        async with running(program, folder, kernel) as socket:
-            return await play(socket, script, {"folder": str(folder), "tap": TAP})
+        async with running(program, folder, folder / "api.sock") as socket:
+            found = await play(socket, script.requests, words)
+        if script.then:
+            async with running(program, folder, folder / "then.sock") as socket:
+                found += await play(socket, script.then, words)
+        return found
     finally:
         subprocess.run(("ip", "link", "del", TAP), check=True)
 
@@ -89,7 +93,7 @@ async def test_the_stand_in_answers_as_firecracker_does(script: Script) -> None:
             firecracker_folder() / "firecracker", folder / "a", guest_folder() / "tiny-guest.elf", script
         )
         ours = await answers(stand_in_programs() / "firecracker", folder / "b", kernel, script)
-    told = [f"{each.method} {each.path} {each.body}" for each in script.requests]
+    told = [f"{each.method} {each.path} {each.body}" for each in (*script.requests, *script.then)]
     assert [(what, answer.shape) for what, answer in zip(told, ours, strict=True)] == [
         (what, answer.shape) for what, answer in zip(told, real, strict=True)
     ]

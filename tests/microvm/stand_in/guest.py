@@ -4,13 +4,14 @@ import asyncio
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tests.microvm.stand_in.api import Config, Refused
 from tests.microvm.stand_in.metadata import Metadata
 from tests.microvm.stand_in.outside import Outside
+from tests.microvm.stand_in.wire import Wire
 
 from kici.adapters.qmp import Qmp
 from kici.decide.microvm_qemu import extra_boot_args
@@ -38,6 +39,8 @@ class QemuGuest:
     async def load(self, config: Config, memory: Path, data: Callable[[], object]) -> None:
         incoming = f"exec:cat {self._outside.path(str(memory))}"
         await self._launch(config, ("-S", "-incoming", incoming), data)
+        while (await self._ask("query-status"))["status"] == "inmigrate":  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(SAVE_PAUSE_SECONDS)
 
     async def pause(self) -> None:
         await self._ask("stop")
@@ -56,20 +59,22 @@ class QemuGuest:
             raise Refused(f"Create snapshot error: {found}")
 
     async def _launch(self, config: Config, more: tuple[str, ...], data: Callable[[], object]) -> None:
+        wires = {name: Wire(self._outside, each["host_dev_name"]) for name, each in config.interfaces.items()}
+        if config.metadata is not None:
+            self._metadata = Metadata(config.metadata, data)
+            first = wires[config.metadata["network_interfaces"][0]]
+            await self._metadata.serve(first.branch(config.metadata["ipv4_address"]))
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = (*self._argv(config, theirs.fileno()), *more)
-            self._process = self._outside.start(argv, fds=(theirs.fileno(),))
+            ends = {name: wire.end.fileno() for name, wire in wires.items()}
+            argv = (*self._argv(config, theirs.fileno(), ends), *more)
+            self._process = self._outside.start(argv, fds=(theirs.fileno(), *ends.values()))
+        for wire in wires.values():
+            wire.end.close()
+            wire.plug_in()
         asyncio.get_running_loop().add_reader(os.pidfd_open(self._process.pid), self._ended)
         self._qmp = Qmp(*await asyncio.open_connection(sock=ours))
         await self._ask("qmp_capabilities")
-        if config.metadata is not None:
-            self._metadata = Metadata(config.metadata, data)
-            name = config.metadata["network_interfaces"][0]
-            try:
-                await self._metadata.serve(self._outside, config.interfaces[name]["host_dev_name"])
-            except OSError as error:
-                raise Refused(f"Start microvm error: {error}") from error
 
     async def _ask(self, command: str, **arguments: object) -> Any:
         assert self._qmp is not None, "the guest was started"
@@ -83,7 +88,7 @@ class QemuGuest:
         self._process.wait()
         self._on_end()
 
-    def _argv(self, config: Config, monitor: int) -> tuple[str, ...]:
+    def _argv(self, config: Config, monitor: int, ends: Mapping[str, int]) -> tuple[str, ...]:
         path, machine, source = self._outside.path, config.machine, config.source
         args = " ".join((source.get("boot_args") or "", *extra_boot_args("tcg")))
         argv = [
@@ -104,9 +109,9 @@ class QemuGuest:
             readonly = "readonly=on," if drive.get("is_read_only") else ""
             file = f"file={path(drive['path_on_host'])},format=raw,if=none,file.locking=off"
             argv += ["-drive", f"id=d{number},{readonly}{file}", "-device", f"virtio-blk-pci,drive=d{number}"]
-        for number, each in enumerate(config.interfaces.values()):
+        for number, (name, each) in enumerate(config.interfaces.items()):
             mac = f",mac={each['guest_mac']}" if each.get("guest_mac") else ""
-            argv += ["-netdev", f"tap,id=n{number},ifname={each['host_dev_name']},script=no,downscript=no"]
+            argv += ["-netdev", f"dgram,id=n{number},local.type=fd,local.str={ends[name]}"]
             argv += ["-device", f"virtio-net-pci,netdev=n{number},romfile={mac}"]
         return tuple(argv)
 

@@ -1,62 +1,25 @@
-"""The metadata service as a guest sees it: HTTP at its address, on the guest's own interface.
-
-Firecracker picks these frames out of what the guest sends before the host's network sees them.  Here the packet
-filter does, at the interface's entrance and before its bridge: they go to a network of their own and nowhere else.
-"""
+"""The metadata service as a guest sees it: HTTP at its address, on the guest's own interface."""
 
 import asyncio
 import json
-import os
 import secrets
 import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.microvm.stand_in.outside import Outside
-
-MAC: Final = "02:00:a9:fe:a9:fe"
 TTL_SECONDS_MAX: Final = 21_600
 
 
 class Metadata:
     def __init__(self, settings: dict[str, Any], data: Callable[[], object]) -> None:
-        self._address = settings["ipv4_address"]
         self._needs_token = settings.get("version") == "V2"
         self._data = data
         self._tokens: dict[str, float] = {}
         self._server: asyncio.Server | None = None
 
-    async def serve(self, outside: Outside, tap: str) -> None:
-        """Raises `OSError` where the host's network cannot be arranged so."""
-        listener = self._listener(outside, tap)
+    async def serve(self, listener: socket.socket) -> None:
         self._server = await asyncio.start_server(self._met, sock=listener)
-
-    def _listener(self, outside: Outside, tap: str) -> socket.socket:
-        network = outside.new_network()
-        ours = f"mmds{tap[-8:]}"
-        peer = f"link add eth0 address {MAC} type veth peer name {ours} netns {os.getpid()}"
-        lines = (
-            peer,
-            "link set lo up",
-            f"addr add {self._address}/32 dev eth0",
-            "link set eth0 up",
-            "route add default dev eth0",
-        )
-        outside.run("ip", "-batch", "-", stdin="".join(f"{line}\n" for line in lines), network=network)
-        outside.run("ip", "-batch", "-", stdin=f"link set {ours} up\n")
-        hook = "type filter hook ingress device"
-        rules = (
-            f"add table netdev {ours}",
-            f'add chain netdev {ours} guest {{ {hook} "{tap}" priority -500; policy accept; }}',
-            f'add rule netdev {ours} guest ip daddr {self._address} ether daddr set {MAC} fwd to "{ours}"',
-            f'add rule netdev {ours} guest ether daddr {MAC} fwd to "{ours}"',
-            f'add chain netdev {ours} back {{ {hook} "{ours}" priority -500; policy accept; }}',
-            f'add rule netdev {ours} back fwd to "{tap}"',
-        )
-        outside.run("nft", "-f", "-", stdin="".join(f"{rule}\n" for rule in rules))
-        with outside.inside(network):
-            return socket.create_server((self._address, 80))
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -1,14 +1,18 @@
 """The host as seen from a process that has locked itself into a folder: programs of it can still be started there."""
 
 import ctypes
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
+_TUNSETIFF = 0x400454CA
+_IFF_TAP_NO_PI = 0x1002
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,6 +26,7 @@ class Outside:
         """Where our `/` is, by the host's names; without a lock our own folder."""
         self._is_locked = root is not None
         self._root = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+        self._dev = os.open("/dev", os.O_RDONLY | os.O_DIRECTORY)
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self._nothing = os.open(os.devnull, os.O_RDONLY)
         self._network = os.open("/proc/self/ns/net", os.O_RDONLY)
@@ -35,7 +40,7 @@ class Outside:
         """A file of ours by the host's name."""
         return f"{self.folder}{inner}" if self._is_locked else inner
 
-    def start(self, argv: Sequence[str], *, fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], *, fds: Sequence[int]) -> subprocess.Popen[bytes]:
         """A program that ends with us, writing where we write."""
         return subprocess.Popen(argv, stdin=self._nothing, pass_fds=fds, preexec_fn=lambda: self._get_out(None))
 
@@ -51,6 +56,12 @@ class Outside:
         )
         if done.returncode != 0:
             raise OSError(f"{argv}: {done.stderr.strip()}")
+
+    def open_tap(self, name: str) -> int:
+        """The program's end of an interface, which is made where it is not there."""
+        descriptor = os.open("net/tun", os.O_RDWR | os.O_NONBLOCK, dir_fd=self._dev)
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP_NO_PI))
+        return descriptor
 
     def new_network(self) -> int:
         """A network namespace, as long as the descriptor or a socket in it is open."""
