@@ -37,7 +37,7 @@ class SpawnStories:
     def belongs(self, tracked: TrackedSpawn, job: Job) -> None:
         """Its agent was given this job: what is and will be known of it is for the people of that."""
         tracked.story_of, tracked.story_run = job.id, job.run_id
-        self._tell(tracked, pause_seconds=0.0)
+        self._tell(tracked, pause_seconds=GATHER_SECONDS)
 
     def _tell(self, tracked: TrackedSpawn, *, pause_seconds: float) -> None:
         if tracked.story_of is not None and tracked.story and not tracked.is_being_told:
