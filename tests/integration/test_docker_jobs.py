@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.integration.docker_lab import (
     rules,
 )
 
-from kici.testing.programs import until
+from kici.testing.programs import KICI, environment, until
 
 pytestmark = [pytest.mark.engine("docker"), pytest.mark.xdist_group("docker-jobs"), pytest.mark.timeout(180)]
 
@@ -169,3 +170,21 @@ def test_a_dockerfile_is_refused_in_words(kici: LabCoordinator) -> None:
     done = kici.run("submit", str(file))
     assert done.returncode != 0
     assert "Dockerfile" in done.stdout + done.stderr
+
+
+def test_the_doctor_looks_at_engine_disk_images_and_filter(engine: Lab) -> None:
+    file = engine.folder / "doctor.json"
+    absent = {"labels": ["absent"], "image": "ci/absent:1", "imagePullPolicy": "IfNotPresent"}
+    never = {"labels": ["never"], "image": "ci/absent:1", "imagePullPolicy": "Never"}
+    pool = a_pool(engine)
+    pool["labelSets"] += [absent, never]
+    file.write_text(json.dumps({"version": 1, "scalers": [pool]}))
+    told = engine.command(*KICI, "doctor", "--json", "--scalers", file, "--host", "0.0.0.0", "--port", "0")
+    done = subprocess.run(told, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1, done.stderr  # because of the image that nobody may pull
+    found = [(each["status"], each["message"]) for each in json.loads(done.stdout) if each["check"] == "scaler pool"]
+    assert any(status == "ok" and f"answers at unix://{engine.socket}" in text for status, text in found)
+    assert any(status == "ok" and f"free for the engine in {engine.folder}/root" in text for status, text in found)
+    assert ("ok", "agents can be isolated by the packet filter") in found
+    assert ("note", "image ci/absent:1 is not on the engine; its first agent waits for the pull") in found
+    assert ("fail", "image ci/absent:1 is not on the engine, and imagePullPolicy is Never") in found
