@@ -73,7 +73,7 @@ def test_nothing_starts_before_running_is_committed(monkeypatch: pytest.MonkeyPa
     async def starts_first(self: JobLifecycle, agent: ConnectedAgent, job_id: JobId) -> None:
         job = agent.jobs.get(job_id)
         if job is not None:
-            self.tell_start(agent, job, {})
+            await self.start_again(agent, job)
             await asyncio.sleep(1)
             await self._store.start_job(job_id, agent.agent_id)
 

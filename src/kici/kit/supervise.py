@@ -52,7 +52,11 @@ class Supervisor:
         return task
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._group.create_task(work, name=f"{self._name}.{name}")
+        try:
+            task = self._group.create_task(work, name=f"{self._name}.{name}")
+        except RuntimeError:  # an error or a cancel ends the block: what its tasks would still begin is not begun
+            work.close()
+            return asyncio.get_running_loop().create_task(_nothing(), name=f"{self._name}.{name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -75,3 +79,7 @@ class Supervisor:
             await work
         except Exception:
             log.exception("task.failed", extra={"task": name})
+
+
+async def _nothing() -> None:
+    pass

@@ -104,6 +104,8 @@ class RemoteCancels:
 class Store(SpawnStore, AgentStore, PeerStore, InstanceStore, Protocol):
     """What looking after one's own rows reads and writes."""
 
+    async def held_jobs(self, agent_id: AgentId) -> list[Job]: ...
+
 
 class OwnRows:
     """Rows of this coordinator that others have moved: spawns to end or registered elsewhere, revoked tokens."""
@@ -153,9 +155,12 @@ class OwnRows:
                 self._manager.registered(row)
 
     async def is_elsewhere(self, agent_id: AgentId) -> bool:
-        """Whether an agent is connected to another coordinator now."""
+        """Whether an agent is connected to another coordinator, or was since: then that one waits for it."""
         session = await self._store.session(agent_id)
-        return session is not None and session.instance_id != self._instance_id
+        if session is not None:
+            return session.instance_id != self._instance_id
+        held = await self._store.held_jobs(agent_id)
+        return bool(held) and all(job.owner_instance_id not in (None, self._instance_id) for job in held)
 
     async def _delete_if_ownerless(self, agent_id: AgentId) -> None:
         """The row of a compute whose maker was forgotten waits for nobody."""

@@ -66,6 +66,7 @@ class ProvisionWatch:
         self._retired = retired
         self._ticker = Ticker(INTERVAL_SECONDS)
         self._looked_at_all = clock.monotonic()
+        self._overdue_now: set[AgentId] = set()
 
     def nudge(self) -> None:
         """Something became of a provision."""
@@ -148,7 +149,15 @@ class ProvisionWatch:
 
     def overdue(self, tracked: TrackedSpawn, text: str) -> None:
         """Its agent did not register in time."""
-        self._supervisor.start(f"overdue.{tracked.agent_id}", self._overdue(tracked, text))
+        if tracked.agent_id not in self._overdue_now:
+            self._overdue_now.add(tracked.agent_id)
+            self._supervisor.start(f"overdue.{tracked.agent_id}", self._give_up(tracked, text))
+
+    async def _give_up(self, tracked: TrackedSpawn, text: str) -> None:
+        try:
+            await self._overdue(tracked, text)
+        finally:
+            self._overdue_now.discard(tracked.agent_id)
 
     async def _overdue(self, tracked: TrackedSpawn, text: str) -> None:
         """Free its job and capacity.  The row stays: it is how the reaper finds the machine and ends it."""
@@ -157,7 +166,7 @@ class ProvisionWatch:
             (news,) = await self._store.provision_news([tracked.agent_id])
             job_over = news.job_over
             adopted_by = news.adopted_by or await self._store.provision_adopter(tracked.agent_id)
-        except StoreDown as error:
+        except StoreDown as error:  # if its agent came elsewhere, the store will count no failure
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=tracked.agent_id, error=str(error))
         if not tracked.is_booting:
             return

@@ -14,7 +14,7 @@ from kici.decide.dispatch import LossCause
 from kici.decide.ledger import Kind, kind_of
 from kici.decide.prune import EVENT
 from kici.domain.errors import KiciError
-from kici.domain.ids import AgentId, InstanceId, ScalerName
+from kici.domain.ids import AgentId, InstanceId, Instant, ScalerName
 from kici.domain.job import STARTED, Job
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
@@ -31,6 +31,8 @@ ROWS_MAX: Final = 100_000
 
 class Store(JobStore, SpawnStore, AgentStore, Protocol):
     """What recovery reads and writes."""
+
+    async def database_now(self) -> Instant: ...
 
 
 class Recovery:
@@ -61,6 +63,8 @@ class Recovery:
         self._instance_id = instance_id
         self._grace_ms = grace_ms
         self._retired = retired
+        self._began_at = Instant(0)
+        """By the clock of the store, which also says when a spawn began."""
         self._dead: dict[AgentId, str] = {}
         self._waiting: set[AgentId] = set()
         self.of_workers: Callable[[list[Spawn]], None] = lambda rows: None
@@ -70,8 +74,11 @@ class Recovery:
         """Before agents are accepted: own spawn rows against what this host holds."""
         await self._store.delete_sessions_of(self._instance_id)
         rows = await self._store.spawns(owner=self._instance_id, limit=ROWS_MAX)
+        agents = {row.agent_id for row in rows}
         for reservation in await self._store.reservations(owner=self._instance_id, limit=ROWS_MAX):
-            self._book.reserve(reservation)
+            if reservation.agent_id in agents:  # else another coordinator has adopted its machine
+                self._book.reserve(reservation)
+        self._began_at = await self._store.database_now()
         # Before anything is taken down: what is given back later must not come after this.
         await self._machine_pools.restore(self._held(rows))
         self.of_workers([row for row in rows if row.worker_id is not None])
@@ -101,7 +108,7 @@ class Recovery:
             if row.agent_id not in alive:
                 await self._forget(row, "its compute is gone since the restart")
                 continue
-            take_up(row, runtime, spawns=self._spawns, teardown=self._teardown, clock=self._clock)
+            take_up(row, runtime, spawns=self._spawns, teardown=self._teardown, clock=self._clock, now=self._began_at)
         try:
             orphans = await runtime.backend.cleanup_orphans(frozenset(alive))
         except KiciError as error:
@@ -165,11 +172,15 @@ class Recovery:
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
 
 
-def take_up(row: Spawn, runtime: ScalerRuntime, *, spawns: SpawnBook, teardown: Teardown, clock: Clock) -> TrackedSpawn:
-    """Look after a spawn by its row: its compute was made by a program before this one."""
+def take_up(
+    row: Spawn, runtime: ScalerRuntime, *, spawns: SpawnBook, teardown: Teardown, clock: Clock, now: Instant
+) -> TrackedSpawn:
+    """Look after a spawn by its row: its compute was made by a program before this one.
+
+    `now`: by the clock of the store, which also says when the spawn began.
+    """
     tracked = TrackedSpawn(spawn=row, runtime=runtime, is_settled=True, is_written=True)
-    age_seconds = max(0, clock.now() - row.spawned_at) / 1000
-    tracked.started_at = clock.monotonic() - age_seconds
+    tracked.started_at = clock.monotonic() - max(0, now - row.spawned_at) / 1000
     spawns.add(tracked)
     if row.state is SpawnState.ENDING:
         teardown.begin(tracked, ScaleDownReason.SHUTDOWN)

@@ -83,7 +83,8 @@ class Shutdown:
         with sits_out_outages("shutdown"):
             await self._store.delete_sessions_of(self._instance_id)
             await self._elector.resign()
-            await self._heartbeat.leave()
+            if not keep_agents:  # else whose agents would they be?
+                await self._heartbeat.leave()
 
     async def _return_jobs(self) -> None:
         """Jobs of agents that end with us: those started fail with the reason, the others keep their place.

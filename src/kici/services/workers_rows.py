@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from kici.decide.admit import Book
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId, InstanceId
+from kici.domain.ids import AgentId, InstanceId, Instant
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -30,6 +30,8 @@ ROWS_MAX: Final = 100_000
 
 class Store(SpawnStore, WorkerStore, Protocol):
     """What this reads and writes."""
+
+    async def database_now(self) -> Instant: ...
 
 
 class WorkerRows:
@@ -57,7 +59,7 @@ class WorkerRows:
         """After a restart: rows of a worker that is not linked yet.  They stand until it tells."""
         for row in rows:
             host.backend_of(row).expect([row])
-            _ = take_up(row, host.runtime_of(row), spawns=self._spawns, teardown=self._teardown, clock=self._clock)
+            self._track(row, host, self._clock.now())
 
     async def confirm(self, hosts: Iterable[RemoteHost]) -> frozenset[str]:
         """Say that these are linked, still.  Those of them that are no workers any more."""
@@ -80,12 +82,17 @@ class WorkerRows:
     async def take_over(self, host: RemoteHost) -> None:
         """Look after agents of the worker that nobody who is linked to it looks after."""
         rows = await self._store.take_over_worker_spawns(host.worker_id, self._instance_id, fresh_ms=FRESH_MS)
+        now = await self._store.database_now() if rows else Instant(0)
         for row in rows:
             emit(Event.WORKER_TAKEN_OVER, agent_id=row.agent_id, worker_id=host.worker_id, state=row.state)
             if self._spawns.get(row.agent_id) is None:
-                await self._take_up(host, row)
+                await self._take_up(host, row, now)
 
-    async def _take_up(self, host: RemoteHost, row: Spawn) -> None:
+    def _track(self, row: Spawn, host: RemoteHost, now: Instant) -> None:
+        runtime = host.runtime_of(row)
+        _ = take_up(row, runtime, spawns=self._spawns, teardown=self._teardown, clock=self._clock, now=now)
+
+    async def _take_up(self, host: RemoteHost, row: Spawn, now: Instant) -> None:
         backend = host.backend_of(row)
         self._book.reserve(
             Reservation(
@@ -104,7 +111,7 @@ class WorkerRows:
             emit(Event.BACKEND_STUCK, level=logging.WARNING, scaler=row.scaler, error=str(error))
         if is_known:
             backend.expect([row])
-        _ = take_up(row, host.runtime_of(row), spawns=self._spawns, teardown=self._teardown, clock=self._clock)
+        self._track(row, host, now)
         host.unexplained.discard(row.agent_id)
         if not is_known:
             self._compute_ended(row.agent_id, f"worker {host.name} holds it no longer")

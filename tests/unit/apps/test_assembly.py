@@ -14,6 +14,7 @@ from kici.domain.spawn import SpawnState
 from kici.observe.events import Event
 from kici.services.shutdown import SHUTDOWN_SECONDS
 from kici.testing.bench_agent import BenchAgent
+from kici.testing.builders import HERE
 from kici.testing.coordinator_bench import Bench, a_request, a_scaler, benched
 from kici.testing.fake_backend import SpawnScript, refuses
 from kici.web.surface import Coordinator
@@ -201,6 +202,7 @@ async def test_a_stop_that_keeps_agents_ends_nothing_and_writes_no_ends(bench: B
     assert list(bench.machines.alive) == [agent.agent_id]
     assert await bench.status(job) is JobStatus.RUNNING
     assert [row.state for row in await bench.spawns()] == [SpawnState.REGISTERED]
+    assert [row.id for row in await bench.store.instances(limit=9)] == [HERE], "its agents are somebody's"
 
 
 @benched(a_scaler())

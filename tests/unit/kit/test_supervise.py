@@ -172,3 +172,28 @@ async def test_a_short_job_is_named_and_can_be_cancelled() -> None:
         await asyncio.sleep(0)
         assert task.cancelled()
     assert now() == 0
+
+
+@virtual
+async def test_what_is_begun_while_the_block_ends_by_an_error_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    ran: list[str] = []
+
+    async def late() -> None:
+        ran.append("late")
+
+    async def ends(supervisor: Supervisor) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            supervisor.start("late", late())
+
+    async def breaks() -> None:
+        async with Supervisor("test") as supervisor:
+            supervisor.start("ends", ends(supervisor))
+            await asyncio.sleep(1)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await breaks()
+    assert ran == []
+    assert caplog.records == []

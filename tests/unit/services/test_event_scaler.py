@@ -143,6 +143,33 @@ async def test_another_coordinator_adopts_the_agent_and_ends_its_machine(bench: 
     assert await bench.store.provision_adopter(agent.agent_id) == "node-1"
 
 
+@clouded(nodes=2, agent_reconnect_grace_ms=10_000)
+async def test_an_agent_that_blinks_at_its_second_coordinator_is_waited_for_by_that_one(bench: CloudBench) -> None:
+    job = await bench.submits()
+    agent = await bench.made(at=0)
+    assert await agent.starts() == job.id
+    agent.cut()
+    await bench.passes(4)
+    bench.moves(agent, to=1)
+    await agent.registers((job.id, "running"))
+    await bench.passes(4)
+    agent.cut()
+    await bench.passes(5)  # the grace of the first one is over, that of the second is not
+    assert (await bench.job(job)).status is JobStatus.RECOVERING
+    await agent.registers((job.id, "running"))
+    assert (await bench.job(job)).status is JobStatus.RUNNING
+
+
+@clouded(nodes=2)
+async def test_a_restart_takes_up_no_reservation_of_a_machine_that_another_adopted(bench: CloudBench) -> None:
+    job = await bench.submits()
+    agent = await bench.made(at=1)
+    assert await agent.starts() == job.id
+    await bench.nodes[0].is_killed()
+    await bench.nodes[0].starts()
+    assert bench.nodes[0].coordinator.book.total.agents == 0
+
+
 @clouded(nodes=2)
 async def test_who_still_tracks_a_machine_that_another_adopted_lets_go(bench: CloudBench) -> None:
     job = await bench.submits()

@@ -230,6 +230,14 @@ async def clears_the_deferral_when_an_agent_comes(store: Store) -> None:
     assert await store.deferrals(limit=ALL) == []
 
 
+async def counts_no_failure_of_a_machine_that_came(store: Store) -> None:
+    await asked_for(store)
+    assert await adopt(store, now=1)
+    counted = await store.count_provision_failure(CLOUD, agent(), error="late", settings=BACKOFF, now=after(2))
+    assert counted is None
+    assert await store.deferrals(limit=ALL) == []
+
+
 @shows("scaler 13.9.1", "scaler 13.9.2", "scaler 13.9.3", "scaler 13.9.4", "scaler 13.9.10")
 async def counts_failures_of_a_scaler_once_for_each_agent(store: Store) -> None:
     windows = []
@@ -386,6 +394,7 @@ CASES: Final[tuple[Case, ...]] = (
     lets_one_coordinator_adopt,
     passes_an_adoption_on_when_it_is_released_or_stale,
     clears_the_deferral_when_an_agent_comes,
+    counts_no_failure_of_a_machine_that_came,
     counts_failures_of_a_scaler_once_for_each_agent,
     lets_one_probe_through,
     lists_what_may_need_an_end,

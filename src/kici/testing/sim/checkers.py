@@ -7,6 +7,7 @@ the program's own functions would share their mistakes.
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from kici.decide.admit import Book
@@ -39,6 +40,8 @@ from kici.wire.messages import AgentRegister, JobAck, JobReject, JobStart, JobSt
 
 _S = JobStatus
 _BY_AGENT: Final = frozenset({_S.SUCCESS, _S.FAILED, _S.CANCELLED, _S.TIMED_OUT})
+LEARNS_SECONDS: Final = 10.0
+"""Within which the store surely says what it did."""
 ATTEMPTS_MAX: Final = 5
 
 
@@ -51,9 +54,13 @@ class Checkers:
         """Wall time does, so what ends at a moment may end early."""
         self.backoff_seconds = 0.0
         """For how long a scaler that refused is left alone at least."""
+        self._registered_at: dict[tuple[str, str], float] = {}
+        """When an agent of a scaler on a host registered last: the program may learn of it a while later."""
         self._deferred: dict[tuple[str, str], tuple[int, float, frozenset[AgentId]]] = {}
         self.may_lose: Callable[[AgentTruth], str | None] = lambda agent: None
         """Why the program may give this agent up now; None: it may not."""
+        self.is_absent: Callable[[str], bool] = lambda host: False
+        """Whether the coordinator of a host was not heard of for so long that others remove its rows."""
         self.cloud = CloudRules(ledger, trace, may_lose=lambda agent: self.may_lose(agent))
 
     # ------------------------------------------------------------------ the store
@@ -215,15 +222,17 @@ class Checkers:
             )
         if change.after is None:
             del self._ledger.spawns[change.agent_id]
-            self._check(
-                change.agent_id not in self._ledger.machines, "a spawn row was deleted while its compute lives", *who
-            )
+            machine = self._ledger.machines.get(change.agent_id)
+            is_right = machine is None or self.is_absent(machine.host)
+            self._check(is_right, "a spawn row was deleted while its compute lives", *who)
             if change.scaler == CLOUD:
                 self.cloud.spawn(change)
             return
         self._ledger.spawns[change.agent_id] = SpawnTruth(change.after, change.job_id, change.scaler)
         if change.after is SpawnState.REGISTERED and change.agent_id in self._ledger.machines:
-            self._deferred.pop((self._ledger.machines[change.agent_id].host, change.scaler), None)
+            where = self._ledger.machines[change.agent_id].host, change.scaler
+            self._registered_at[where] = asyncio.get_running_loop().time()
+            self._deferred.pop(where, None)
         if change.scaler == CLOUD:
             self.cloud.spawn(change)
         if change.after is not SpawnState.ENDING and change.job_id is not None:
@@ -362,7 +371,10 @@ class Checkers:
 
     def scaler_refused(self, host: str, scaler: str, *, under_way: frozenset[AgentId]) -> None:
         """A scaler will not make agents: it is left alone for a while.  `under_way` were asked for before."""
-        until = asyncio.get_running_loop().time() + self.backoff_seconds
+        now = asyncio.get_running_loop().time()
+        if now - self._registered_at.get((host, scaler), -inf) < LEARNS_SECONDS:
+            return
+        until = now + self.backoff_seconds
         self._deferred[host, scaler] = (self._ledger.coordinator_runs[host], until, under_way)
 
     def scaler_asked(self, host: str, scaler: str, agent_id: AgentId) -> None:

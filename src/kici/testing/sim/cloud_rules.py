@@ -13,9 +13,10 @@ from kici.domain.ids import AgentId
 from kici.domain.job import JobStatus
 from kici.domain.spawn import ScaleDownReason, SpawnState
 from kici.ports.backend import SpawnOrder
+from kici.stores.query import Query
 from kici.testing.sim.ledger import AgentTruth, Ledger
 from kici.testing.sim.trace import WORLD, Trace
-from kici.testing.sim.watched import EventChange, FailureCounted, LeaseChange, SpawnChange, TokenMade
+from kici.testing.sim.watched import Adoption, EventChange, FailureCounted, LeaseChange, SpawnChange, TokenMade
 
 CLOUD: Final = "cloud"
 """The name of the scaler."""
@@ -43,17 +44,23 @@ class CloudRules:
         self._check = trace.check
         self._may_lose = may_lose
         self._provisions: dict[AgentId, _Provision] = {}
+        self.sees_others: Callable[[], bool] = lambda: True
+        """Whether the store shows another coordinator alive, or knows of no other."""
+        self.leader: str | None = None
+        """Who leads, or did last."""
         self.on_their_way: dict[str, None] = {}
         """Events that are neither handled nor given up."""
 
     # ------------------------------------------------------------------ the store
 
-    def committed(self, change: EventChange | TokenMade | FailureCounted | LeaseChange) -> None:
+    def committed(self, change: EventChange | TokenMade | Adoption | FailureCounted | LeaseChange) -> None:
         match change:
             case EventChange():
                 self._event(change)
             case TokenMade():
                 self._token(change)
+            case Adoption():
+                self._adoption(change)
             case FailureCounted():
                 self._failure(change)
             case LeaseChange():
@@ -87,6 +94,11 @@ class CloudRules:
         provision.tokens += 1
         self._check(provision.tokens == 1, "a claim code was good for a second token", change.agent_id)
 
+    def _adoption(self, change: Adoption) -> None:
+        self._trace.tell(f"passes from {change.before} to {change.after}", change.agent_id)
+        self._trace.count("machine adopted anew")
+        self._check(not change.is_held, "a machine was adopted from one that still has its agent", change.agent_id)
+
     def _failure(self, change: FailureCounted) -> None:
         self._trace.tell("counts as a machine that did not come", change.agent_id)
         self._trace.count("provision failed")
@@ -96,6 +108,7 @@ class CloudRules:
     def _lease(self, change: LeaseChange) -> None:
         if change.token == change.token_before and change.holder == change.holder_before:
             return
+        self.leader = change.holder
         self._trace.tell(f"{change.holder} leads, term {change.token}", WORLD)
         self._trace.count("term")
         is_newer = change.token_before is None or change.token > change.token_before
@@ -117,8 +130,13 @@ class CloudRules:
             self._check(is_told, "a row was deleted, and nobody was told to remove its machine", change.agent_id)
 
     def _given_up(self, change: SpawnChange) -> None:
+        if change.by is Query.CONDEMN_PROVISION:
+            self._trace.count("machine reaped")
+            self._check(
+                self.sees_others(), "a machine was reaped by one that sees no other coordinator", change.agent_id
+            )
         agent = self._ledger.agents.get(change.agent_id)
-        if agent is not None and agent.process is not None and agent.process.is_present:
+        if agent is not None and agent.process is not None:
             why = self._may_lose(agent)
             self._check(why is not None, "a machine was given up while its agent was well", change.agent_id)
 

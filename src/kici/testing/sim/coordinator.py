@@ -40,6 +40,7 @@ from kici.wire.messages import CloseCode
 
 T = TypeVar("T")
 KEY: Final = bytes(32)
+PROBE_SECONDS: Final = 0.05
 CLOSED_SECONDS: Final = 60.0
 RESTART_SECONDS: Final = 2.0
 """What the service manager waits before it starts a program again that could not start."""
@@ -60,8 +61,6 @@ class Machine:
     clock: SimClock
     files: "Files"
     cloud: SimCloud
-    addresses: tuple[str, ...]
-    """Where agents reach all coordinators; empty: they know only of this one."""
     hints: Hints
 
 
@@ -137,6 +136,11 @@ class SimCoordinator:
             await asyncio.sleep(seconds)
         finally:
             network.lighten(self.url)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it could take in agents now."""
+        return self.is_up and not self._machine.weather.is_down and not self.is_frozen
 
     @property
     def is_frozen(self) -> bool:
@@ -262,7 +266,8 @@ class SimCoordinator:
                 ledger=self._pools(),
                 webhooks=CloudView(machine.cloud, life, site=self.name),
                 configured=machine.plan.settings,
-                addresses=machine.addresses or (self.url,),
+                addresses=(self.url,),
+                probe=SimProbe(machine.network, life),
             )
         )
         return program
@@ -297,6 +302,19 @@ class SimCoordinator:
         finally:
             if self._life.is_alive:
                 await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")
+
+
+class SimProbe:
+    """Implements `ports.peers.PeerProbe` for one run of a coordinator."""
+
+    def __init__(self, network: Network, life: Life) -> None:
+        self._network = network
+        self._life = life
+
+    async def is_ready(self, address: str) -> bool:
+        await self._life.sleep(PROBE_SECONDS)
+        there = self._network.listeners.get(address)
+        return isinstance(there, SimCoordinator) and there.is_ready
 
 
 class MortalLedger(FakeLedger):

@@ -29,7 +29,6 @@ class Common:
     files: Files
     hints: Hints
     cloud: SimCloud
-    addresses: tuple[str, ...]
     pooled: PooledHost | None
     """The machine that all coordinators are on, if they share machine pools."""
 
@@ -59,14 +58,13 @@ class Site:
             files=common.files,
             hints=common.hints,
             cloud=common.cloud,
-            addresses=common.addresses,
         )
         return cls(name=name, clock=clock, weather=weather, host=host, coordinator=SimCoordinator(name, machine))
 
     @property
     def is_well(self) -> bool:
         """Whether agents could come to it."""
-        return self.coordinator.is_up and not self.weather.is_down and not self.coordinator.is_frozen
+        return self.coordinator.is_ready
 
     def doom(self, why: str) -> None:
         """Somebody ends everything that its scalers made."""

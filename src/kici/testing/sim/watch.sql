@@ -90,3 +90,17 @@ END;
 CREATE TEMP TRIGGER watch_lease_moved AFTER UPDATE ON main.leases BEGIN
     SELECT watch_lease(OLD.holder, OLD.token, NEW.holder, NEW.token);
 END;
+
+CREATE TEMP TRIGGER watch_adopted AFTER UPDATE ON main.scaler_spawning_agents
+WHEN OLD.adopted_by IS NOT NULL AND OLD.adopted_by IS NOT NEW.adopted_by
+BEGIN
+    SELECT watch_adoption(
+        NEW.agent_id, OLD.adopted_by, NEW.adopted_by,
+        EXISTS (
+            SELECT 1 FROM agent_sessions
+            JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
+            WHERE agent_sessions.agent_id = NEW.agent_id AND agent_sessions.instance_id = OLD.adopted_by
+                AND cluster_instances.last_beat_at > now_ms() - 45000
+        )
+    );
+END;

@@ -14,7 +14,7 @@ from kici.domain.ids import AgentId, JobId, RunId
 from kici.domain.job import JobStatus, RunStatus
 from kici.domain.spawn import SpawnState
 from kici.ports.store import Store
-from kici.stores.database import Step
+from kici.stores.database import Params, Rows, Step
 from kici.stores.query import Query
 from kici.stores.sqlite.core import IN_MEMORY, Core, Outcome
 from kici.stores.sqlite.engine import Inline
@@ -53,6 +53,8 @@ class SpawnChange(NamedTuple):
     after: SpawnState | None
     job_id: JobId | None
     reason: str | None
+    by: Query | None = None
+    """The statement that did it."""
 
 
 class ReservationChange(NamedTuple):
@@ -87,6 +89,14 @@ class TokenMade(NamedTuple):
     agent_id: AgentId | None
 
 
+class Adoption(NamedTuple):
+    agent_id: AgentId
+    before: str
+    after: str
+    is_held: bool
+    """Whether the one before still has the agent, and is there."""
+
+
 class FailureCounted(NamedTuple):
     scaler: str
     agent_id: AgentId
@@ -108,6 +118,7 @@ Change = (
     | SessionChange
     | EventChange
     | TokenMade
+    | Adoption
     | FailureCounted
     | LeaseChange
 )
@@ -122,6 +133,7 @@ class WatchedCore(Core):
         self.units = 0
         self.spoils = ""
         """Statements that take something out of the schema before anything happens."""
+        self._query: Query | None = None
         self._changes: list[Change] = []
         self._register(self._writer)
 
@@ -144,6 +156,10 @@ class WatchedCore(Core):
             self.on_commit(self._changes)
         return outcomes
 
+    def _run(self, connection: sqlite3.Connection, query: Query, params: Params) -> Rows:
+        self._query = query
+        return super()._run(connection, query, params)
+
     def _register(self, connection: sqlite3.Connection) -> None:
         def job(*row: Any) -> None:
             before, after = _job_status(row[3]), _job_status(row[4])
@@ -154,7 +170,7 @@ class WatchedCore(Core):
 
         def spawn(*row: Any) -> None:
             before, after = row[2] and SpawnState(row[2]), row[3] and SpawnState(row[3])
-            self._changes.append(SpawnChange(row[0], row[1], before, after, row[4], row[5]))
+            self._changes.append(SpawnChange(row[0], row[1], before, after, row[4], row[5], self._query))
 
         def reservation(agent_id: Any, is_held: Any) -> None:
             self._changes.append(ReservationChange(agent_id, bool(is_held)))
@@ -169,6 +185,7 @@ class WatchedCore(Core):
         connection.create_function("watch_event", 7, event)
         connection.create_function("watch_token", 1, plain(TokenMade))
         connection.create_function("watch_failure", 2, plain(FailureCounted))
+        connection.create_function("watch_adoption", 4, plain(Adoption))
         connection.create_function("watch_lease", 4, plain(LeaseChange))
         connection.create_function("watch_job", 12, job)
         connection.create_function("watch_run", 3, run)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from itertools import chain
 from math import inf
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, Final
 
 from kici.apps.assembly import Coordinator
 from kici.config.model import ScalersConfig
@@ -18,6 +18,7 @@ from kici.domain import knobs
 from kici.domain.errors import StoreDown
 from kici.domain.ids import DEFAULT_ORG
 from kici.domain.secret import parse_secret_ref
+from kici.stores.query import Query
 from kici.testing.fake_ledger import PooledHost
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim.agent import AgentPlace, SimAgent
@@ -38,6 +39,11 @@ from kici.testing.sim.watched import Change, WatchedCore, watched_store
 from kici.testing.sim.wellness import LOOK_SECONDS, Wellness
 from kici.testing.sim.workload import CLIENT, CLOUD_SECRET, SECRET, Workload
 from kici.testing.sim_clock import SimClock
+
+PRESENT_SECONDS: Final = 60
+"""A coordinator whose beat is younger is there."""
+ABSENT_SECONDS: Final = 120
+"""The rows of one whose beat is older are removed by others, its computes end when it is back."""
 
 
 class World:
@@ -71,6 +77,8 @@ class World:
         self.pooled = PooledHost() if plan.pool_cpus else None
         self.ledger.pooled = frozenset(POOLED if plan.pool_cpus else ())
         self.files = Files(self._first_config)
+        self.checkers.cloud.sees_others = self._sees_others
+        self.checkers.is_absent = self._is_absent
         self.cloud = SimCloud(plan, entropy.fork("cloud"), place, self.checkers.cloud)
         self._note_config()
         self._skew_ms_max = 0
@@ -89,7 +97,6 @@ class World:
             hints=Hints(self.plan, entropy.fork("hints")),
             pooled=self.pooled,
             cloud=self.cloud,
-            addresses=tuple(f"ws://{name}/ws" for name in names) if self.plan.cloud_agents else (),
         )
         return [Site.make(name, common, clock=self._clock_of(name), entropy=entropy.fork(name)) for name in names]
 
@@ -243,6 +250,21 @@ class World:
         self.checkers.committed(changes)
         self._check_leaders()
         self._check_memory()
+
+    def _sees_others(self) -> bool:
+        """As the store shows it to whoever leads."""
+        beats = self._beats()
+        _ = beats.pop(self.checkers.cloud.leader or "", None)
+        since = self._store_clock.now() - PRESENT_SECONDS * 1000
+        return not beats or any(beat_at > since for beat_at in beats.values())
+
+    def _is_absent(self, host: str) -> bool:
+        return self._beats().get(host, 0) <= self._store_clock.now() - ABSENT_SECONDS * 1000
+
+    def _beats(self) -> dict[str, int]:
+        """Of every coordinator that the store knows."""
+        rows = self.core.read(Query.INSTANCES, {"limit": 100})
+        return {row["instance_id"]: row["last_beat_at"] for row in rows if row["role"] == "coordinator"}
 
     def _check_leaders(self) -> None:
         """At most one coordinator takes itself for the leader, whether it stands still or not."""

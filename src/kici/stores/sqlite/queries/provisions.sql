@@ -232,9 +232,12 @@ SELECT
 FROM scaler_deferrals AS deferral ORDER BY scaler_name LIMIT :limit;
 
 -- name: count_failure
--- A machine of an event scaler did not come; each agent counts once.
+-- A machine of an event scaler did not come; each agent counts once, and none that came after all.
 INSERT INTO scaler_counted_failures (scaler_name, agent_id, counted_at)
-VALUES (:scaler_name, :agent_id, COALESCE(:now, now_ms()))
+SELECT :scaler_name, :agent_id, COALESCE(:now, now_ms())
+WHERE NOT EXISTS (
+    SELECT 1 FROM scaler_provision_outcomes WHERE agent_id = :agent_id AND adopted_by IS NOT NULL
+)
 ON CONFLICT (scaler_name, agent_id) DO NOTHING
 RETURNING agent_id;
 
