@@ -75,7 +75,7 @@ async def multiply(url: str, count: int) -> None:
         )
         for table in TABLES:
             await connection.execute(
-                f"INSERT INTO {table} SELECT made.*"  # noqa: S608 (our own names)
+                f"INSERT INTO {table} SELECT made.*"
                 f" FROM (SELECT to_jsonb(each) AS fields FROM {table} AS each LIMIT 1) AS one"
                 f" CROSS JOIN generate_series(2, {count}) AS number"
                 f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{table},"
