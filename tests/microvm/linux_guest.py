@@ -21,6 +21,7 @@ import pytest
 from kici.adapters.rootfs_builder import build_rootfs
 from kici.testing import engines
 
+GIVEN = "KICI_TEST_LINUX_GUEST"
 MODULES = (
     *("drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_modern_dev"),
     *("drivers/virtio/virtio_pci_legacy_dev", "drivers/virtio/virtio_pci", "drivers/block/virtio_blk"),
@@ -46,7 +47,13 @@ exec $b switch_root /root /init
 
 @cache
 def linux_guest() -> Path:
-    """A folder with `vmlinux`, `vmlinux.initrd` and `rootfs.ext4`.  Skips, or fails where it is required."""
+    """A folder with `vmlinux`, `vmlinux.initrd` and `rootfs.ext4`.  Skips, or fails where it is required.
+
+    A test that starts another process of tests gives it on as `KICI_TEST_LINUX_GUEST`.
+    """
+    given = os.environ.get(GIVEN)
+    if given:
+        return Path(given)
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kici-tests"
     try:
         kernel = _kernel(cache_dir)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.microvm.lab import until
-from tests.microvm.real_bench import RealMicroVmBench, vm_host
+from tests.microvm.linux_guest import GIVEN, linux_guest
+from tests.microvm.real_bench import vm_host
+from tests.microvm.walker import BENCHES
 
 from kici.domain.ids import AgentId
 from kici.testing.contracts.backend import an_id
 
-pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.xdist_group("microvms"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(120)]
 STEPS = ("record", "address", "files", "interface", "rules", "link", "vmm", "guest")
 ROOT = Path(__file__).parents[2]
 
@@ -30,20 +32,36 @@ MIDST = [("vmm", "3"), ("vmm", "10"), ("vmm", "25"), ("files", "2"), ("rules", "
 """So many milliseconds after a step began: while somebody else's program works for it."""
 
 
+QEMU_WALKS = [(step, phase) for step in ("vmm", "guest") for phase in ("done", "undo", "undone")]
+QEMU_MIDST = [("vmm", "3"), ("vmm", "30"), ("vmm", "100"), ("guest", "2")]
+
+
+@pytest.mark.engine("firecracker")
 @pytest.mark.parametrize(("step", "phase"), WALKS + MIDST)
 async def test_after_kill_9_the_tracked_machine_lives_and_the_rest_is_removed_once(step: str, phase: str) -> None:
+    await is_walked("firecracker", step, phase)
+
+
+@pytest.mark.engine("qemu")
+@pytest.mark.parametrize(("step", "phase"), QEMU_WALKS + QEMU_MIDST)
+async def test_after_kill_9_machines_of_qemu_are_told_apart_as_well(step: str, phase: str) -> None:
+    """Where it differs: its own process is started by us, and proves its number by a lock."""
+    await is_walked("qemu", step, phase, **{GIVEN: str(linux_guest())})
+
+
+async def is_walked(vmm: str, step: str, phase: str, **env: str) -> None:
     with vm_host() as (folder, network):
         walker = subprocess.run(
-            (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase),
+            (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase, vmm),
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(folder)},  # it cannot tidy up after itself
+            env={**os.environ, "TMPDIR": str(folder), **env},  # it cannot tidy up after itself
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
         assert walker.returncode == -signal.SIGKILL, walker.stderr
-        bench = RealMicroVmBench(folder, network)
+        bench = BENCHES[vmm](folder, network)
         undone: Counter[tuple[AgentId, str]] = Counter()
 
         def on_step(vm_id: AgentId, at: str, how: str) -> None:

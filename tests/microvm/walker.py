@@ -1,6 +1,6 @@
 """A coordinator's half of a host that ends by SIGKILL at a given step.
 
-    python -m tests.microvm.walker FOLDER NETWORK STEP PHASE
+    python -m tests.microvm.walker FOLDER NETWORK STEP PHASE VMM
 
 `PHASE` is one that a plan tells of, or so many milliseconds after the step began.
 
@@ -15,15 +15,17 @@ import threading
 from pathlib import Path
 
 from tests.microvm.lab import Namespace
+from tests.microvm.qemu_bench import QemuBench
 from tests.microvm.real_bench import RealMicroVmBench
 
 from kici.domain.ids import AgentId
 from kici.domain.spawn import ScaleDownReason
 from kici.testing.contracts.backend import Kind, an_id
 
+BENCHES = {"firecracker": RealMicroVmBench, "qemu": QemuBench}
 
-async def walk(folder: Path, network: Namespace, step: str, phase: str) -> None:
-    bench = RealMicroVmBench(folder, network)
+
+async def walk(bench: RealMicroVmBench, step: str, phase: str) -> None:
     bench.configure(stop_seconds=0.0)
     doomed = an_id(2)
 
@@ -44,4 +46,4 @@ async def walk(folder: Path, network: Namespace, step: str, phase: str) -> None:
 if __name__ == "__main__":
     netns = Namespace("given")
     netns.name = sys.argv[2]
-    asyncio.run(walk(Path(sys.argv[1]), netns, sys.argv[3], sys.argv[4]))
+    asyncio.run(walk(BENCHES[sys.argv[5]](Path(sys.argv[1]), netns), sys.argv[3], sys.argv[4]))
