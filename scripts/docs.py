@@ -127,9 +127,9 @@ def marked(path: Path) -> Iterator[tuple[str, str]]:
         yield from (
             (statement, "all tests") for node in owner.body if _is_pytestmark(node) for statement in specs(node)
         )
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and not _is_pytestmark(node):
-            yield from ((statement, ast.unparse(node.targets[0])) for statement in specs(node.value.func))
+    for stmt in tree.body:
+        if isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Call) and not _is_pytestmark(stmt):
+            yield from ((statement, ast.unparse(stmt.targets[0])) for statement in specs(stmt.value.func))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for decorator in node.decorator_list:

@@ -176,6 +176,16 @@ async def test_a_bridge_that_breaks_is_mended_once_and_the_spawn_goes_on() -> No
 
 
 @virtual
+async def test_the_state_of_its_bridge_can_be_asked_for() -> None:
+    async with fake_microvms() as bench:
+        assert (await bench.backend.bridge_state()).faults == ()
+        bench.host.is_healthy = False
+        state = await bench.backend.bridge_state()
+        assert (state.faults, state.heals) == (("it is broken",), True)
+        assert state.name
+
+
+@virtual
 async def test_a_bridge_that_is_an_operators_is_not_mended() -> None:
     bench = FakeMicroVmBench()
     bench.with_settings(auto_provision=False)

@@ -239,6 +239,7 @@ class Coordinator:
                 manager=self.manager,
                 pools=self.pools,
                 spawns=self.spawns,
+                clock=given.clock,
                 on_result=lambda result: self.metrics.config_reloads.labels(result=result).inc(),
                 capacity_changed=self.pending.capacity_freed,
             )

@@ -1,6 +1,6 @@
 """What the HTTP API stands on, answered by the services of one coordinator."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from kici.apps.agent_rows import elsewhere
@@ -20,6 +20,7 @@ from kici.domain.spawn import Spawn, SpawnState
 from kici.domain.verdict import Verdict
 from kici.observe.events import Event, emit
 from kici.ports.event_store import EventFilter
+from kici.ports.live_vms import BridgedBackend
 from kici.ports.store import JobFilter, Submitted
 from kici.services.elector import LEASE
 from kici.services.event_emitter import Emitted
@@ -191,7 +192,9 @@ class _Scalers:
         runtimes = self._coordinator.manager.fleet.runtimes
         if scaler is not None and ScalerName(scaler) not in runtimes:
             raise NotFound(f"no scaler {scaler}; there are: {', '.join(runtimes) or 'none'}")
-        rows = [self._check(runtime) for name, runtime in runtimes.items() if scaler in (None, name)]
+        asked = [runtime for name, runtime in runtimes.items() if scaler in (None, name)]
+        rows = [self._check(runtime) for runtime in asked]
+        rows += await _bridge_checks(asked)
         if scaler is None:
             rows += [self._pool_check(*found) for found in self._coordinator.machine_pools.faults().items()]
         return rows or [Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")]
@@ -265,25 +268,33 @@ class _Scalers:
 
     def _check(self, runtime: ScalerRuntime) -> Check:
         recent = self._coordinator.failures.recent(runtime.name, self._coordinator.given.clock.now())
-        name = f"scaler:{runtime.name}"
+        name, active = f"scaler:{runtime.name}", runtime.backend.active_count()
         reload = self._coordinator.reload
-        if reload is not None and runtime.name in reload.retiring:
-            left = runtime.backend.active_count()
-            return Check(name=name, status=CheckStatus.PASS, message=f"retiring ({left} agent(s) left)")
+        retires = reload is not None and runtime.name in reload.retiring
+        prefix = f"retiring ({active} agent(s) left) - " if retires else ""
         if recent.last is None:
-            active = runtime.backend.active_count()
-            return Check(
-                name=name,
-                status=CheckStatus.PASS,
-                message=f"{active} of {runtime.caps.agents_max} agents, no failure in 5 minutes",
-            )
+            held = f"{active} of {runtime.caps.agents_max} agents, no failure in 5 minutes"
+            return Check(name=name, status=CheckStatus.PASS, message=prefix + held)
         error = recent.last.detail
         shown = error if len(error) <= ERROR_SHOWN else f"{error[: ERROR_SHOWN - 1]}…"
-        return Check(
-            name=name,
-            status=CheckStatus.FAIL if recent.bound else CheckStatus.WARN,
-            message=f"{recent.bound} spawns for jobs and {recent.unbound} others failed in 5 minutes: {shown}",
+        failed = f"{recent.bound} spawns for jobs and {recent.unbound} others failed in 5 minutes: {shown}"
+        status = CheckStatus.FAIL if recent.bound else CheckStatus.WARN
+        return Check(name=name, status=status, message=prefix + failed)
+
+
+async def _bridge_checks(runtimes: Iterable[ScalerRuntime]) -> list[Check]:
+    """The bridges of microVMs, each once."""
+    bridges = [await each.backend.bridge_state() for each in runtimes if isinstance(each.backend, BridgedBackend)]
+    return [
+        Check(
+            name=f"firecracker:{bridge.name}",
+            status=CheckStatus.PASS if not bridge.faults else CheckStatus.WARN if bridge.heals else CheckStatus.FAIL,
+            message="; ".join(bridge.faults) + " (mended before the next machine)" * bridge.heals
+            if bridge.faults
+            else "healthy",
         )
+        for bridge in {bridge.name: bridge for bridge in bridges}.values()
+    ]
 
 
 class _Queue:

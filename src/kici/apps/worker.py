@@ -250,6 +250,7 @@ class _Program:
             manager=agents,
             pools=_NoPools(),
             spawns=agents.holdings,
+            clock=self._clock,
             on_result=lambda result: None,
             capacity_changed=lambda: self._capacity_changed(),
         )

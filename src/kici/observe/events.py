@@ -38,6 +38,7 @@ class Event(StrEnum):
     JOB_REQUEUED = "job.requeued"
     JOB_STARTED = "job.started"
     JOB_SUBMITTED = "job.submitted"
+    LAUNCHES_FAIL = "launches.fail"
     LEDGER_DISPUTED = "ledger.disputed"
     LEDGER_FAILED = "ledger.failed"
     LEDGER_OPENED = "ledger.opened"

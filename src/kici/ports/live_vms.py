@@ -42,6 +42,23 @@ class LiveVmBackend(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeState:
+    """The network of this host's microVMs."""
+
+    name: str
+    faults: tuple[str, ...]
+    heals: bool
+    """What is wrong is mended before the next machine is made."""
+
+
+@runtime_checkable
+class BridgedBackend(Protocol):
+    async def bridge_state(self) -> BridgeState:
+        """Looks at the host.  Never raises for what is missing."""
+        ...
+
+
 @runtime_checkable
 class BootDataBackend(Protocol):
     """A backend that hands its agents' credentials to them by a way that can be closed."""

@@ -4,6 +4,7 @@ In memory, for this instance: the same entry on another host may be healthy.  A 
 fresh process tries once.  Windows are kept on the monotonic clock, so that a jump of the wall clock moves none.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from kici.decide.backoff import UNTROUBLED, BackoffSettings, Deferral, record_fa
 from kici.domain.ids import AgentId, Instant, JobId, ScalerName
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import InBackoff, SpawnFailed
+from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 
 RECORDS_MAX: Final = 256
@@ -80,7 +82,10 @@ class LaunchFailures:
     def defer(self, scaler: ScalerName, agent_id: AgentId, error: str) -> None:
         """Count one failed launch, once for each agent."""
         before, settings = self._deferrals.get(scaler, UNTROUBLED), self._settings()
-        self._deferrals[scaler] = record_failure(before, agent_id, error=error, settings=settings, now=self._now())
+        after = record_failure(before, agent_id, error=error, settings=settings, now=self._now())
+        self._deferrals[scaler] = after
+        if after is not before and after.failures >= settings.failures_max:
+            emit(Event.LAUNCHES_FAIL, level=logging.WARNING, scaler=scaler, failures=after.failures, error=error)
 
     def stumbled(self, scaler: ScalerName, error: str, *, started_at: float) -> None:
         """A launch failed that the next one need not fail of.  `started_at`: monotonic seconds."""

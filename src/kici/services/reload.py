@@ -21,6 +21,7 @@ from kici.domain.platform import Host
 from kici.domain.spawn import Spawn
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
+from kici.ports.clock import Clock
 from kici.services.scaler_runtime import Fleet, ScalerRuntime
 
 RETIREMENT_SECONDS: Final = 30.0
@@ -91,6 +92,7 @@ class Reload:
         manager: Serving,
         pools: PoolKeeper,
         spawns: Iterable[Tracked],
+        clock: Clock,
         on_result: Callable[[str], None],
         capacity_changed: Callable[[], None],
     ) -> None:
@@ -102,9 +104,12 @@ class Reload:
         self._manager = manager
         self._pools = pools
         self._spawns = spawns
+        self._clock = clock
         self._on_result = on_result
         self._capacity_changed = capacity_changed
         self._retiring: dict[ScalerName, BackendType] = {}
+        self._retiring_since: dict[ScalerName, float] = {}
+        """Monotonic seconds."""
         self._ticker = Ticker(RETIREMENT_SECONDS)
         self._is_busy = False
 
@@ -151,7 +156,8 @@ class Reload:
                 await runtime.backend.shutdown_all()
             except KiciError as error:
                 emit(Event.BACKEND_STUCK, level=logging.WARNING, scaler=name, error=str(error))
-            emit(Event.SCALER_RETIRED, scaler=name)
+            seconds = round(self._clock.monotonic() - self._retiring_since.pop(name), 1)
+            emit(Event.SCALER_RETIRED, scaler=name, seconds=seconds)
         return len(gone)
 
     def _forget(self, name: ScalerName) -> ScalerRuntime:
@@ -190,8 +196,10 @@ class Reload:
         for entry in (*plan.updated, *plan.resurrected):
             self._builder.apply(before[entry.name], entry)
             self._retiring.pop(entry.name, None)
+            self._retiring_since.pop(entry.name, None)
         types = {entry.name: entry.type for entry in self._config.scalers}
         self._retiring.update({name: types[name] for name in plan.retired})
+        self._retiring_since.update(dict.fromkeys(plan.retired, self._clock.monotonic()))
         entries = routables(new, self._host)
         serving = {entry.name: built.get(entry.name) or before[entry.name] for entry in new.scalers}
         leaving = {name: before[name] for name in self._retiring}

@@ -1,5 +1,7 @@
 """Failed launches: how long a scaler is left alone, and what diagnosis tells of the last minutes."""
 
+from dataclasses import replace
+
 import pytest
 
 from kici.apps.surface import surface_of
@@ -9,14 +11,16 @@ from kici.domain.ids import AgentId, Instant, JobId
 from kici.domain.job import JobStatus
 from kici.domain.verdict import SpawnFailed
 from kici.observe.events import Event
+from kici.ports.live_vms import BridgeState
 from kici.services.launch_failures import JOBS_MAX, LaunchFailures
 from kici.testing.builders import SCALER, a_spawn
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
-from kici.testing.fake_backend import SpawnScript, fails, refuses
+from kici.testing.fake_backend import FakeBackend, SpawnScript, fails, refuses
 from kici.testing.sim_clock import SIM_START
 from kici.web.surface import Check, CheckStatus
 
 BACKOFF = knobs.SCALER_PROVISION_BACKOFF_BASE_MS.name
+LIMIT = knobs.SCALER_PROVISION_MAX_CONSECUTIVE_FAILURES.name
 
 
 class HandClock:
@@ -256,3 +260,64 @@ async def test_the_jobs_people_read_of_a_failed_spawn_in_its_output(bench: Bench
     await bench.passes(2)
     text = b"".join(chunk.data for chunk in await bench.store.read_log(job.id, after=0, bytes_max=9999))
     assert b"the disk is full" in text
+
+
+@benched(a_scaler("local", max_agents=1), settings={BACKOFF: 1_000, LIMIT: 3})
+async def test_a_scaler_that_goes_on_failing_is_worth_a_warning(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([refuses("no such program")] * 4)
+    await bench.submits("linux", queue_timeout_ms=0)
+    await bench.until(lambda: len(bench.told(Event.SPAWN_FAILED)) == 2, within=60)
+    assert bench.told(Event.LAUNCHES_FAIL) == []
+    await bench.until(lambda: len(bench.told(Event.SPAWN_FAILED)) == 4, within=60)
+    assert [told["failures"] for told in bench.told(Event.LAUNCHES_FAIL)] == [3, 4]
+
+
+@benched(a_scaler(), settings={BACKOFF: 900_000})
+async def test_a_scaler_that_retires_still_says_what_failed(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([SpawnScript(), refuses("no such program")])
+    for _ in range(2):
+        await bench.submits("linux", queue_timeout_ms=0)
+    await bench.passes(5)
+    bench.file = replace(bench._config(), scalers=())
+    await bench.coordinator.reload_scalers()
+    check = await diagnosis(bench)
+    assert check.status is CheckStatus.FAIL
+    assert check.message.startswith("retiring (1 agent(s) left) - 1 spawns for jobs")
+    await bench.passes(310)
+    (row, *_) = await surface_of(bench.coordinator, version="0", stop=lambda keep: None).scalers.diagnose(None)
+    assert row.status is CheckStatus.PASS
+
+
+@benched()
+async def test_without_scalers_there_is_one_row_that_passes(bench: Bench) -> None:
+    assert await diagnosis(bench) == Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")
+
+
+class Bridged(FakeBackend):
+    """A backend of microVMs."""
+
+    state = BridgeState(name="kici-br0", faults=(), heals=True)
+
+    async def bridge_state(self) -> BridgeState:
+        return self.state
+
+
+@pytest.mark.parametrize(
+    ("faults", "heals", "status", "message"),
+    [
+        ((), True, CheckStatus.PASS, "healthy"),
+        (("it is down",), True, CheckStatus.WARN, "it is down (mended before the next machine)"),
+        (("it is down", "no rules"), False, CheckStatus.FAIL, "it is down; no rules"),
+    ],
+)
+@benched(a_scaler("a", ("a",)), a_scaler("b", ("b",)))
+async def test_the_bridge_of_microvms_has_a_row_of_its_own(
+    bench: Bench, faults: tuple[str, ...], heals: bool, status: CheckStatus, message: str
+) -> None:
+    for backend in bench.backends.values():
+        backend.__class__ = Bridged
+        backend.state = BridgeState(name="kici-br0", faults=faults, heals=heals)  # type: ignore[attr-defined]
+    checks = await surface_of(bench.coordinator, version="0", stop=lambda keep: None).scalers.diagnose(None)
+    assert [check for check in checks if check.name.startswith("firecracker:")] == [
+        Check(name="firecracker:kici-br0", status=status, message=message)
+    ]

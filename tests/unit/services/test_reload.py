@@ -51,6 +51,7 @@ async def test_a_removed_scaler_finishes_its_job_and_then_goes(bench: Bench) -> 
     agent.closes()
     await bench.passes(35)
     assert serving(bench) == []
+    assert bench.told(Event.SCALER_RETIRED)[0]["seconds"] > 0
     assert await bench.status(waiting) is JobStatus.QUEUED
 
 

@@ -31,6 +31,7 @@ from kici.domain.spawn import ScaleDownReason
 from kici.kit.finish import finish
 from kici.kit.supervise import Supervisor
 from kici.ports.backend import Compute, ComputeState, OnEvent, OnExit, SpawnEvent, SpawnEventType, SpawnOrder
+from kici.ports.live_vms import BridgeState
 from kici.ports.processes import Exit
 from kici.ports.vmm import SnapshotUnusable, VmStart
 
@@ -413,6 +414,11 @@ class MicroVmBackend:
     async def stop_untracked(self, vm_id: AgentId, trackers: Callable[[], Sequence[Tracker]]) -> StopResult:
         """Stop a machine that nobody tracks, at an operator's word; `trackers` is asked again at the last moment."""
         return await self._locked(self._reclaimer.stop(vm_id, trackers), f"stopping microVM {vm_id}")
+
+    async def bridge_state(self) -> BridgeState:
+        network = self._tools.network
+        health = await network.health()
+        return BridgeState(name=network.bridge.name, faults=health.faults, heals=self._settings.auto_provision)
 
     async def problems(self) -> list[str]:
         """What this host lacks for the scaler's machines: a sentence each."""
