@@ -44,6 +44,12 @@ class PodmanLab(Lab):
         script = " && ".join((*binds, f"export CONTAINERS_CONF={settings}", run))
         return ("unshare", "--mount", "--propagation", "private", "sh", "-c", script)
 
+    def import_image(self, name: str, tree: Path, *changes: str) -> None:
+        super().import_image(name, tree, *changes)
+        repo, _, tag = name.rpartition(":")
+        if tag != "latest":  # as it is called whatever was asked for
+            self.ask("POST", f"/images/{repo}:latest/tag?repo={repo}&tag={tag}")
+
 
 @contextmanager
 def podman_lab() -> Iterator[PodmanLab]:
