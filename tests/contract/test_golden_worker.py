@@ -82,6 +82,8 @@ FROM_WORKER: list[Message] = [
                 roles=("builder",),
                 reuse_idle_seconds=30.0,
                 reuse_max_jobs=5,
+                warm_size=2,
+                warm_idle_seconds=300.0,
                 sets=(
                     SetOffer(
                         label_set=("linux", "docker"),

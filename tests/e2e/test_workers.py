@@ -11,6 +11,7 @@ from kici.testing.programs import CoordinatorProgram, until
 from kici.testing.worker_program import TcpRelay, WorkerProgram
 
 pytestmark = pytest.mark.timeout(240)
+RESOURCES = "binaryPath: kici-agent\n        resources: {cpus: 1, memory: 64m}"
 TICKS = "while [ ! -e {gate} ]; do sleep 0.05; done; for k in 1 2 3 4 5 6 7 8; do echo {name}-$k; sleep 0.4; done"
 
 
@@ -200,3 +201,29 @@ def test_hup_takes_over_a_changed_scalers_file_of_a_worker(
     assert coordinator.output(old) == "finished\n"
     assert coordinator.run("cancel", late).returncode == 0
     until(worker.is_clean, seconds=30, what="nothing is left on the worker")
+
+
+@pytest.mark.spec("D5")
+def test_a_warm_pool_is_kept_on_the_worker(coordinator: CoordinatorProgram, worker: WorkerProgram) -> None:
+    text = worker.scalers.read_text()
+    pool = "warmPool: {enabled: true, size: 2}\n    labelSets:"
+    text = text.replace("labelSets:", pool).replace("binaryPath: kici-agent", RESOURCES)
+    worker.scalers.write_text(text)
+    assert worker.process is not None
+    worker.process.send_signal(signal.SIGHUP)
+
+    def idle() -> list[str]:
+        return [each["id"] for each in coordinator.admin("agents") if each["state"] == "idle"]
+
+    until(lambda: len(idle()) == 2, seconds=60, what="two agents wait")
+    before = idle()
+    job = coordinator.submit("echo warm", "-l", "far")
+    until(lambda: coordinator.job(job)["status"] == "success", seconds=30, what="the job runs")
+    assert coordinator.job(job)["agentId"] in before, "on one that waited"
+    until(lambda: len(idle()) == 2, seconds=60, what="two agents wait again")
+    worker.stop(signal.SIGKILL)
+    worker.start()
+    worker.waits_until_linked(coordinator)
+    time.sleep(5)
+    until(lambda: len(idle()) == 2, seconds=60, what="two agents wait after a kill")
+    assert len(coordinator.admin("agents")) == 2

@@ -212,6 +212,7 @@ class FleetBuilder:
         runtime.orchestrator_url = entry.orchestrator_url or self._site.url
         runtime.machine_pool = entry.machine_pool
         runtime.provisioning_targets = entry.provisioning_targets
+        runtime.warm_pool = entry.warm_pool
         runtime.reuse_idle_seconds = entry.reuse.idle_seconds if entry.reuse else None
         runtime.reuse_max_jobs = entry.reuse.max_jobs if entry.reuse else None
 

@@ -354,12 +354,6 @@ def _check(config: ScalersConfig) -> None:
                 f"scaler {entry.name}: a worker makes agents on its own host, and events are sent by coordinators; "
                 "move the entry to the file of a coordinator"
             )
-        if entry.warm_pool.enabled:
-            emit(
-                Event.POOL_REFUSED,
-                scaler=entry.name,
-                reason="pools of workers are not filled: a coordinator decides, and it fills those of its own file",
-            )
 
 
 def _row(record: HostRecord) -> Spawn:

@@ -51,6 +51,7 @@ class WorkerParts:
             instance_id=one.instance_id,
         )
         one.recovery.of_workers = self.links.expect
+        self.links.pools_changed = one.pools.elsewhere
 
     def start(self, supervisor: Supervisor) -> None:
         supervisor.service("workers", self.links.run)

@@ -54,21 +54,28 @@ def pools_of(config: ScalersConfig, routables: Iterable[Routable]) -> tuple[list
     pools: list[Pool] = []
     inert: list[Inert] = []
     for routable in routables:
-        warm = settings[routable.scaler]
-        if not warm.enabled:
-            continue
-        pool = Pool(
-            key=set_key(routable.label_set),
-            routable=routable,
-            size=warm.size,
-            idle_timeout_ms=round(warm.idle_timeout_seconds * 1000),
-        )
-        reason = _unfillable(pool)
-        if reason is None:
-            pools.append(pool)
-        else:
-            inert.append(Inert(scaler=routable.scaler, label_set=routable.label_set, reason=reason))
+        found = pool_of(routable, settings[routable.scaler])
+        if isinstance(found, Pool):
+            pools.append(found)
+        elif found is not None:
+            inert.append(found)
     return pools, inert
+
+
+def pool_of(routable: Routable, warm: WarmPool) -> Pool | Inert | None:
+    """The pool of one label set, or why it cannot be filled; None: nobody wants one."""
+    if not warm.enabled:
+        return None
+    pool = Pool(
+        key=set_key(routable.label_set),
+        routable=routable,
+        size=warm.size,
+        idle_timeout_ms=round(warm.idle_timeout_seconds * 1000),
+    )
+    reason = _unfillable(pool)
+    if reason is None:
+        return pool
+    return Inert(scaler=routable.scaler, label_set=routable.label_set, reason=reason)
 
 
 def _unfillable(pool: Pool) -> str | None:

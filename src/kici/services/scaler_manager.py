@@ -178,16 +178,17 @@ class ScalerManager:
         return answer
 
     def could_make_room(self, demand: Demand, scaler: ScalerName) -> bool:
-        """Whether the end of other agents of this host could let this scaler make one for such a job."""
+        """Whether the end of other agents of its host could let this scaler make one for such a job."""
         runtime = self.fleet.runtimes.get(scaler)
         routable = next((each for each in self.fleet.router.candidates(demand) if each.scaler == scaler), None)
-        if runtime is None or routable is None or runtime.elsewhere is not None:
+        if runtime is None or routable is None:
             return False
+        host = self.fleet.caps if runtime.elsewhere is None else runtime.elsewhere.caps
         try:
             requests = routable.shape(demand.resources).requests
         except ValueError:
             return False
-        return fits_alone(requests, scaler=runtime.caps, host=self.fleet.caps, machine_pool=runtime.machine_pool)
+        return fits_alone(requests, scaler=runtime.caps, host=host, machine_pool=runtime.machine_pool)
 
     def _choose(self, demand: Demand) -> Choice | ScaleAnswer:
         """The best label set that serves a demand and may start one more agent now, or why there is none."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from kici.config.model import WarmPool
 from kici.decide.admit import Book, HostCaps, ScalerCaps, Usage
 from kici.decide.route import Router
 from kici.domain.ids import ScalerName
@@ -57,6 +58,8 @@ class ScalerRuntime:
     provisioning_targets: tuple[str, ...] = ()
     reuse_idle_seconds: float | None = None
     reuse_max_jobs: int | None = None
+    warm_pool: WarmPool = field(default_factory=WarmPool)
+    """Idle agents that its file wants for each label set."""
     elsewhere: Elsewhere | None = None
     """The worker whose host it is on; None: this host."""
     gateway: asyncio.Semaphore = field(init=False)

@@ -61,7 +61,9 @@ class WarmPoolManager:
         clock: Clock,
         gauges: PoolGauges,
     ) -> None:
-        self._pools = list(pools)
+        self._here = list(pools)
+        self._elsewhere: list[Pool] = []
+        """On hosts of workers whose pools this coordinator fills."""
         self._store = store
         self._short: dict[ClassId, tuple[AtCap, float]] = {}
         """Limits that refused waiting jobs, and when (monotonic)."""
@@ -74,6 +76,10 @@ class WarmPoolManager:
         self._gauges = gauges
         self._ticker = Ticker(TICK_SECONDS)
         self._is_running = False
+
+    @property
+    def _pools(self) -> list[Pool]:
+        return [*self._here, *self._elsewhere]
 
     async def run(self) -> Never:
         """Keep the pools for ever; the first pass at once.  Leave by cancellation."""
@@ -94,14 +100,26 @@ class WarmPoolManager:
 
     def configure(self, pools: Sequence[Pool]) -> None:
         """Take over the pools of a reload: what is above a new size, or of no pool any more, goes at once."""
-        kept = {(pool.scaler, pool.key) for pool in pools}
-        for pool in self._pools:
-            if (pool.scaler, pool.key) not in kept:
-                self._gauges.pool_gone(pool.scaler, pool.key)
-        self._pools = list(pools)
+        self._forget_gauges(self._here, pools)
+        self._here = list(pools)
         self._let_go(at_once=True)
         self._show()
         self._ticker.nudge()
+
+    def elsewhere(self, pools: Sequence[Pool]) -> None:
+        """Pools of workers that this coordinator fills now.  Agents of one that it fills no more are left alone."""
+        pools = [pool for pool in pools if pool.scaler in self._manager.fleet.remote]
+        if pools == self._elsewhere:
+            return
+        self._forget_gauges(self._elsewhere, pools)
+        self._elsewhere = pools
+        self._ticker.nudge()
+
+    def _forget_gauges(self, before: Sequence[Pool], after: Sequence[Pool]) -> None:
+        kept = {(pool.scaler, pool.key) for pool in after}
+        for pool in before:
+            if (pool.scaler, pool.key) not in kept:
+                self._gauges.pool_gone(pool.scaler, pool.key)
 
     async def tick(self) -> int:
         """One pass over all pools.  How many agents were started."""
@@ -112,8 +130,9 @@ class WarmPoolManager:
             self._let_go(at_once=False)
             started = 0
             held_back = self._held_back()
-            for pool, count in fill(self._states(), self._budgets(), total=self._room(), held_back=held_back):
-                started += await self._start(pool, count)
+            for states, room in self._by_host():
+                for pool, count in fill(states, self._budgets(), total=room, held_back=held_back):
+                    started += await self._start(pool, count)
             self._show()
             return started
         finally:
@@ -121,8 +140,8 @@ class WarmPoolManager:
 
     async def crowded(self, waiting: WaitingClass, limit: AtCap) -> None:
         """A re-drive found no room for jobs of this class: give way.  Raises `StoreDown`."""
-        places = self._places()
-        if not any(shares(limit, pool.scaler, places) for pool in self._pools):
+        places = self._places(limit.scaler)
+        if not any(pool.scaler in places and shares(limit, pool.scaler, places) for pool in self._pools):
             return
         if not self._manager.could_make_room(waiting.demand, limit.scaler):
             return
@@ -130,11 +149,13 @@ class WarmPoolManager:
             self._short.pop(waiting.class_id, None)  # agents for all of them are on their way
             return
         self._short[waiting.class_id] = limit, self._clock.monotonic()
-        if any(tracked.is_ending and shares(limit, tracked.spawn.scaler, places) for tracked in self._spawns):
+        ending = (tracked.spawn.scaler for tracked in self._spawns if tracked.is_ending)
+        if any(scaler in places and shares(limit, scaler, places) for scaler in ending):
             return  # room is on its way
         idle: dict[ScalerName, list[IdleAgent]] = {}
         for (scaler, _), agents in self._idle().items():
-            idle.setdefault(scaler, []).extend(agents)
+            if scaler in places:
+                idle.setdefault(scaler, []).extend(agents)
         going = gives_way(limit, idle, places)
         if going is not None:
             scaler, agent_id = going
@@ -145,13 +166,32 @@ class WarmPoolManager:
         """Scalers whose room waiting jobs need."""
         since = self._clock.monotonic() - SHORT_SECONDS
         self._short = {of: (limit, at) for of, (limit, at) in self._short.items() if at > since}
-        places = self._places()
-        return {scaler for scaler in places for limit, _ in self._short.values() if shares(limit, scaler, places)}
+        held: set[ScalerName] = set()
+        for limit, _ in self._short.values():
+            places = self._places(limit.scaler)
+            held |= {scaler for scaler in places if shares(limit, scaler, places)}
+        return held
 
-    def _places(self) -> dict[ScalerName, str | None]:
-        """This host's scalers, with their machine pools."""
+    def _places(self, scaler: ScalerName) -> dict[ScalerName, str | None]:
+        """The scalers of the same host as this one, with their machine pools."""
         fleet = self._manager.fleet
-        return {name: runtime.machine_pool for name, runtime in fleet.runtimes.items() if name not in fleet.remote}
+        runtime = fleet.runtimes.get(scaler)
+        if runtime is not None and runtime.elsewhere is not None:
+            return dict.fromkeys(runtime.elsewhere.names)
+        return {name: each.machine_pool for name, each in fleet.runtimes.items() if name not in fleet.remote}
+
+    def _by_host(self) -> list[tuple[list[PoolState], int]]:
+        """Pools that share the room of a host, and that room; what others have on the host of a worker, it knows."""
+        hosts: dict[str | None, list[PoolState]] = {}
+        rooms: dict[str | None, int] = {None: self._room()}
+        for state in self._states():
+            runtime = self._manager.fleet.runtimes.get(state.pool.scaler)
+            host = None if runtime is None else runtime.elsewhere
+            worker_id = None if host is None else host.worker_id
+            hosts.setdefault(worker_id, []).append(state)
+            if host is not None:
+                rooms[worker_id] = host.caps.agents_max
+        return [(states, rooms[worker_id]) for worker_id, states in hosts.items()]
 
     async def _start(self, pool: Pool, count: int) -> int:
         for number in range(count):
@@ -173,6 +213,8 @@ class WarmPoolManager:
         pools = {(pool.scaler, pool.key): pool for pool in self._pools}
         for place, idle in self._idle().items():
             pool = pools.get(place)
+            if pool is None and place[0] in self._manager.fleet.remote:
+                continue  # whoever fills the pools of that worker judges
             if pool is None:
                 going = [agent.agent_id for agent in idle]
             else:

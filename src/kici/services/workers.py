@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, Never
 
+from kici.decide.pool import Pool
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.spawn import Spawn
@@ -77,6 +78,10 @@ class Workers:
         self._clock = clock
         self._entropy = entropy
         self._instance_id = instance_id
+        self._fills: frozenset[str] = frozenset()
+        """Workers whose warm pools this coordinator fills: one does for each."""
+        self.pools_changed: Callable[[list[Pool]], None] = lambda pools: None
+        """Set by the composition root: told which warm pools of workers are to be filled from here."""
         self._hosts: dict[str, RemoteHost] = {}
         self._linked: dict[str, WorkerConnection] = {}
         self._connections: set[WorkerConnection] = set()
@@ -133,6 +138,13 @@ class Workers:
         await self._rows.let_go()
         for worker_id in sorted(self._linked):
             await self._settle(worker_id)
+        await self._share_pools()
+
+    async def _share_pools(self) -> None:
+        """Fill the warm pools of those workers whose pools nobody else fills."""
+        with_pools = [worker_id for worker_id in self._linked if self._hosts[worker_id].pools]
+        self._fills = await self._rows.fillable(with_pools)
+        self._publish_pools()
 
     async def _settle(self, worker_id: str) -> None:
         """What the store has of agents of a linked worker, against what that holds."""
@@ -184,6 +196,7 @@ class Workers:
             revoked = await self._rows.confirm([self._hosts[worker_id]])
             if not revoked:
                 await self._settle(worker_id)
+                await self._share_pools()
         except (StoreDown, KeyError) as error:  # looked at again soon
             emit(Event.STORE_DOWN, level=logging.WARNING, worker_id=worker_id, error=str(error))
 
@@ -285,3 +298,8 @@ class Workers:
         hosts = self._hosts.values()
         runtimes = {runtime.name: runtime for host in hosts for runtime in host.runtimes}
         self._manager.elsewhere(runtimes, [entry for host in hosts for entry in host.entries])
+        self._publish_pools()
+
+    def _publish_pools(self) -> None:
+        filled = [host for worker_id, host in self._hosts.items() if worker_id in self._fills]
+        self.pools_changed([pool for host in filled for pool in host.pools])

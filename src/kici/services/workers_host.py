@@ -7,8 +7,10 @@ more stays until its last agent is gone.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from kici.config.model import WarmPool
 from kici.decide.admit import MICROS, NO_USAGE, HostCaps, ScalerCaps, Usage
 from kici.decide.entries import Routable
+from kici.decide.pool import Pool, pool_of
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import AtCap
@@ -18,7 +20,7 @@ from kici.ports.workers import RemoteScaler, WorkerChannel
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.workers_caps import plus
 from kici.services.workers_channel import Channel
-from kici.services.workers_offer import host_caps_of, routables_of, scaler_caps_of
+from kici.services.workers_offer import host_caps_of, routables_of, scaler_caps_of, warm_of
 from kici.wire.worker_messages import ComputeGone, Held, ScalerOffer, SpawnProgress, WorkerInventory, WorkerOffer
 
 FULL_SECONDS: Final = 5.0
@@ -41,6 +43,7 @@ class RemoteHost:
         """By the worker's own name of the scaler."""
         self._backends: dict[ScalerName, RemoteScaler] = {}
         self._entries: tuple[Routable, ...] = ()
+        self._pools: tuple[Pool, ...] = ()
         self._loads: dict[ScalerName, Usage] = {}
         self._full: dict[ScalerName, tuple[AtCap, float]] = {}
         self.is_leaving = False
@@ -93,6 +96,12 @@ class RemoteHost:
         is_there = self.channel.is_linked and not self.is_leaving
         return self._entries if is_there else ()
 
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Warm pools that its file wants, and that can be filled now."""
+        is_there = self.channel.is_linked and not self.is_leaving
+        return self._pools if is_there else ()
+
     def offered(self, offer: WorkerOffer) -> None:
         """What it offers from now on."""
         self.is_leaving = offer.is_draining
@@ -105,6 +114,8 @@ class RemoteHost:
             self._backends[ScalerName(scaler.name)].offered([each.label_set for each in scaler.sets], scaler.max_agents)
             entries.extend(routables_of(offer, scaler, runtime.name))
         self._entries = tuple(entries)
+        wanted = [pool_of(entry, self._wanted(entry.scaler)) for entry in entries]
+        self._pools = tuple(pool for pool in wanted if isinstance(pool, Pool))
         offered = {ScalerName(scaler.name) for scaler in offer.scalers}
         for name in [name for name in self._runtimes if name not in offered and not self._has_agents(name)]:
             del self._runtimes[name], self._backends[name]
@@ -170,6 +181,9 @@ class RemoteHost:
             )
         return runtime
 
+    def _wanted(self, name: ScalerName) -> WarmPool:
+        return self._runtimes[local_name(name)].warm_pool
+
     def _has_agents(self, name: ScalerName) -> bool:
         return self._backends[name].active_count() > 0
 
@@ -183,3 +197,4 @@ def _settle(runtime: ScalerRuntime, offer: ScalerOffer) -> None:
     runtime.widen(offer.spawns_at_once)
     runtime.reuse_idle_seconds = offer.reuse_idle_seconds
     runtime.reuse_max_jobs = offer.reuse_max_jobs
+    runtime.warm_pool = warm_of(offer)

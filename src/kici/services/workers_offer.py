@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from kici.config.model import WarmPool
 from kici.decide.admit import Cap, HostCaps, ScalerCaps
 from kici.decide.entries import Routable
 from kici.domain.ids import ScalerName
@@ -54,6 +55,14 @@ def routables_of(offer: WorkerOffer, scaler: ScalerOffer, name: ScalerName) -> t
     )
 
 
+def warm_of(offer: ScalerOffer) -> WarmPool:
+    return WarmPool(
+        enabled=offer.warm_size is not None,
+        size=max(0, offer.warm_size or 0),
+        idle_timeout_seconds=max(0.0, offer.warm_idle_seconds),
+    )
+
+
 def _scaler(runtime: ScalerRuntime, sets: Sequence[Routable]) -> ScalerOffer:
     return ScalerOffer(
         name=runtime.name,
@@ -64,6 +73,8 @@ def _scaler(runtime: ScalerRuntime, sets: Sequence[Routable]) -> ScalerOffer:
         roles=sets[0].roles,
         reuse_idle_seconds=runtime.reuse_idle_seconds,
         reuse_max_jobs=runtime.reuse_max_jobs,
+        warm_size=runtime.warm_pool.size if runtime.warm_pool.enabled else None,
+        warm_idle_seconds=runtime.warm_pool.idle_timeout_seconds if runtime.warm_pool.enabled else 0.0,
         sets=tuple(
             SetOffer(
                 label_set=each.label_set,

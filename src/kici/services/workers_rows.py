@@ -15,7 +15,7 @@ from kici.domain.ids import AgentId, InstanceId, Instant
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
-from kici.ports.store import SpawnStore
+from kici.ports.store import InstanceStore, SpawnStore
 from kici.ports.workers import WorkerStore
 from kici.services.recovery import take_up
 from kici.services.spawn_book import SpawnBook
@@ -26,9 +26,11 @@ from kici.services.workers_host import RemoteHost
 FRESH_MS: Final = 60_000
 """A link that its coordinator has not confirmed for so long is gone."""
 ROWS_MAX: Final = 100_000
+POOLS_MS: Final = 40_000
+"""How long a coordinator that is gone keeps others from filling the warm pools of a worker."""
 
 
-class Store(SpawnStore, WorkerStore, Protocol):
+class Store(SpawnStore, WorkerStore, InstanceStore, Protocol):
     """What this reads and writes."""
 
     async def database_now(self) -> Instant: ...
@@ -67,6 +69,15 @@ class WorkerRows:
         if not linked:
             return frozenset()
         return frozenset(linked) - await self._store.link_workers(linked, self._instance_id)
+
+    async def fillable(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        """Those of these workers whose warm pools are ours to fill: a lease says so, and goes on while we look."""
+        found = set()
+        for worker_id in worker_ids:
+            lease = await self._store.acquire_lease(f"pools {worker_id}", self._instance_id, ttl_ms=POOLS_MS)
+            if lease is not None:
+                found.add(worker_id)
+        return frozenset(found)
 
     async def unlink(self, worker_ids: Iterable[str]) -> None:
         """These are linked here no more: others need not wait to look after their agents."""

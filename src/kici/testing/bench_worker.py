@@ -180,7 +180,9 @@ class BenchWorker:
             sets=tuple(chosen.labels for chosen in entry.label_sets),
             max_agents=entry.max_agents,
         )
-        return ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url="")
+        runtime = ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url="")
+        runtime.warm_pool = entry.warm_pool
+        return runtime
 
     async def leaves(self) -> None:
         with suppress(RuntimeError):

@@ -76,6 +76,9 @@ class ScalerOffer(_Part, frozen=True, kw_only=True):
     roles: tuple[str, ...] | None = None
     reuse_idle_seconds: float | None = None
     reuse_max_jobs: int | None = None
+    warm_size: int | None = None
+    """Idle agents wanted for each label set; None: no pool."""
+    warm_idle_seconds: float = 0.0
     sets: tuple[SetOffer, ...] = ()
 
 

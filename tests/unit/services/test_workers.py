@@ -5,11 +5,12 @@ from typing import Final
 
 import pytest
 
-from kici.config.model import ScalerEntry
+from kici.config.model import LabelSet, ScalerEntry, WarmPool
 from kici.decide.classify import LiveVmSeen, VmStatus
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, ScalerName, scaler_agent_id
 from kici.domain.job import Job, JobStatus
+from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
 from kici.domain.verdict import AtCap, CapName, InBackoff, NoScalerMatches
 from kici.observe.events import Event
@@ -760,3 +761,86 @@ def an_order(scaler: str, number: int) -> SpawnAgent:
         label_set=("linux", "far"),
         labels=("linux", "far"),
     )
+
+
+# --- warm pools
+
+
+WARM: Final = a_scaler(
+    "warm",
+    label_sets=(LabelSet(labels=("linux", "warm"), resources=ResourceRequest(requests=Ask(cpus=1))),),
+    max_agents=4,
+    warm_pool=WarmPool(enabled=True, size=2),
+)
+
+
+def warm_agents(worker: BenchWorker) -> int:
+    return len(worker.machines.alive)
+
+
+@pytest.mark.spec("D5", "D6")
+@benched()
+async def test_the_warm_pool_of_a_worker_is_filled_and_filled_again(bench: Bench) -> None:
+    worker = await a_worker(bench, "w1", WARM)
+    agents = [await bench.made(0), await bench.made(1)]
+    await bench.passes(60)
+    assert warm_agents(worker) == 2
+    assert bench.coordinator.pools.of_scaler(ScalerName("w1/warm")) == (2, 2)
+    job = await bench.submits("warm")
+    given = (await bench.job(job)).agent_id
+    (taken,) = [agent for agent in agents if agent.agent_id == given]
+    assert await taken.starts() == job.id
+    third = await bench.made(2)
+    await bench.passes(40)
+    assert warm_agents(worker) == 3, "one works, two are ready"
+    await comes_to_its_end(bench, job, taken)
+    await bench.passes(5)
+    assert warm_agents(worker) == 2
+    assert third.agent_id in worker.machines.alive
+    await worker.stops()
+    await bench.passes(5)
+
+
+@benched()
+async def test_another_coordinator_that_fills_the_pool_of_a_worker_is_not_doubled(bench: Bench) -> None:
+    other = InstanceId("other")
+    assert await bench.store.acquire_lease("pools id-of-w1", other, ttl_ms=60_000)
+    worker = await a_worker(bench, "w1", WARM)
+    await bench.passes(50)
+    assert warm_agents(worker) == 0
+    await bench.passes(60)
+    assert warm_agents(worker) == 2, "the other one has gone"
+    await worker.stops()
+    await bench.passes(5)
+
+
+@benched()
+async def test_warm_agents_of_a_worker_outlive_the_coordinator_that_wanted_them(bench: Bench) -> None:
+    worker = await a_worker(bench, "w1", WARM)
+    agents = [await bench.made(0), await bench.made(1)]
+    await bench.passes(5)
+    await restarts(bench, worker)
+    await worker.is_linked()
+    for agent in agents:
+        await agent.registers()
+    await bench.passes(120)
+    assert set(worker.machines.alive) == {agent.agent_id for agent in agents}
+    await worker.stops()
+    await bench.passes(5)
+
+
+@benched()
+async def test_a_warm_agent_gives_way_to_a_job_that_its_workers_cap_refuses(bench: Bench) -> None:
+    both = (WARM, a_scaler("cold", ("linux", "cold"), max_agents=4))
+    worker = await a_worker(bench, "w1", *both, max_agents=2)
+    _ = [await bench.made(0), await bench.made(1)]
+    await bench.passes(5)
+    job = await bench.submits("cold")
+    agent = await bench.made(2)
+    assert await agent.starts() == job.id
+    await bench.passes(60)
+    assert warm_agents(worker) == 2, "the pool does not take back what the job needs"
+    await comes_to_its_end(bench, job, agent)
+    await bench.until(lambda: len(bench.orders) == 4, within=90)
+    await worker.stops()
+    await bench.passes(5)
