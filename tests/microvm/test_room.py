@@ -21,7 +21,7 @@ from kici.testing.contracts.backend import Kind, an_id
 from kici.testing.programs import CoordinatorProgram
 from kici.testing.sim_clock import SimClock
 
-pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine("firecracker"), pytest.mark.xdist_group("microvms"), pytest.mark.timeout(120)]
 MIB = 1024 * 1024
 DEAD = "scaler-firecracker-0000dead"
 

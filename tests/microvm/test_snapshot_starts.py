@@ -5,19 +5,20 @@ import dataclasses
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.microvm.lab import Namespace, until
-from tests.microvm.orchestra import PYTHON, Orchestra, firecracker_entry, kill, orchestra, qemu_entry
+from tests.microvm.orchestra import PYTHON, Orchestra, firecracker_entry, kill, orchestra, qemu_entry, stand_in_entry
 from tests.microvm.real_bench import real_microvms
 from tests.microvm.snapshot_bench import SnapshotBench
 
 from kici.ports.backend import SpawnEventType
 from kici.testing.contracts.backend import CASES, Case, Kind, an_id
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(300)]
 SECRET = "only-for-the-guest"
 
 
@@ -134,8 +135,12 @@ print(json.dumps({
 
 
 @pytest.mark.engine("qemu")
-def test_jobs_run_in_linux_guests_that_go_on_from_one_snapshot_and_share_nothing() -> None:
-    entry = with_snapshot(qemu_entry())
+@pytest.mark.parametrize("make", [qemu_entry, stand_in_entry], ids=["port", "metadata"])
+def test_jobs_run_in_linux_guests_that_go_on_from_one_snapshot_and_share_nothing(
+    make: Callable[[], dict[str, Any]],
+) -> None:
+    """Told by a serial port, or by the metadata service of what stands in for firecracker."""
+    entry = with_snapshot(make())
     entry["labelSets"][0]["env"] = {"SECRET": SECRET}
     with orchestra(entry) as one:
         folder = until_made(one)
