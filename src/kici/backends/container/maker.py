@@ -161,4 +161,6 @@ class Maker:
         names = {host: ip for host, _, ip in (each.partition(":") for each in self._settings.extra_hosts)}
         agent.address = address  # first: rules that may have come to be are found by it
         port = None if found is None or found.pid is None else self._house.port_of(found.pid)
+        if port is None:  # a neighbour could send with its address; what it may reach is as it should be
+            log.warning("fence.unbound", extra={"kici": {"agent_id": agent.id, "address": address}})
         await fencing.admit(agent.id, address, chosen.policy, url, names, port=port)
