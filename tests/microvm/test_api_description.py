@@ -9,7 +9,7 @@ from tests.microvm.stand_in_lab import api_description
 
 from kici.decide.microvm import Bridge, Machine, guest
 from kici.decide.microvm_boot import EMPTY, BootOrder, boot_args, metadata
-from kici.decide.microvm_firecracker import ApiCall, boot_calls
+from kici.decide.microvm_firecracker import ApiCall, boot_calls, load_call, resume_calls, snapshot_calls
 from kici.domain.resources import NOTHING
 
 BRIDGE = Bridge(
@@ -41,6 +41,10 @@ def all_calls() -> list[ApiCall]:
         )
     return [
         *calls,
+        *snapshot_calls(),
+        load_call(one),
+        *resume_calls(metadata(order, BRIDGE)),
+        ApiCall(method="GET", path="/version", body=None),
         ApiCall(method="GET", path="/", body=None),
         ApiCall(method="PUT", path="/mmds", body=EMPTY),
         ApiCall(method="PUT", path="/actions", body={"action_type": "SendCtrlAltDel"}),
