@@ -4,12 +4,13 @@ Alone on its store a coordinator runs the same, and finds nobody.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kici.decide.reap import reap_grace_ms
 from kici.domain import knobs
+from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.job import Job
 from kici.domain.peer import RequestKind
@@ -22,6 +23,9 @@ from kici.services.forget_peer import ForgetPeer
 from kici.services.hand_over import HandOver
 from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
+from kici.services.reload import ReloadReport
+
+RELOAD_SECONDS: Final = 30.0
 
 if TYPE_CHECKING:
     from kici.apps.assembly import Coordinator
@@ -151,6 +155,20 @@ class Cluster:
         if owner in (None, self._one.instance_id):
             return True
         return self._one.elector.is_leader and owner not in self.peers.others
+
+    async def reload_of(self, other: InstanceId) -> tuple[InstanceId, ReloadReport]:
+        """Let another coordinator take over its scalers files; what came of it."""
+        try:
+            answer = await self.requests.ask(other, RequestKind.RELOAD, {}, seconds=RELOAD_SECONDS)
+        except StoreDown as error:
+            return other, ReloadReport(outcome="unanswered", problems=(str(error),))
+        if answer is None:
+            why = f"it did not answer within {RELOAD_SECONDS:g} s; `kici-admin peers` says whether it is there"
+            return other, ReloadReport(outcome="unanswered", problems=(why,))
+        try:
+            return other, msgspec.convert(answer, ReloadReport)
+        except msgspec.ValidationError:
+            return other, ReloadReport(outcome="rejected", problems=(f"it answered {answer}",))
 
     async def _asked_to_reload(self, payload: Mapping[str, object]) -> object:
         return msgspec.to_builtins(await self._one.reload_scalers())

@@ -1,5 +1,6 @@
 """What the HTTP API stands on, answered by the services of one coordinator."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -200,10 +201,18 @@ class _Scalers:
         return rows or [Check(name="scaler", status=CheckStatus.PASS, message="no scaler is configured")]
 
     async def reload(self) -> list[ReloadOutcome]:
-        report = await self._coordinator.reload_scalers()
+        """On all coordinators at once; each takes its own files."""
+        cluster = self._coordinator.cluster
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(cluster.reload_of(other), name=f"reload {other}")
+                for other in sorted(cluster.peers.others)
+            ]
+            mine = await self._coordinator.reload_scalers()
+        reports = {self._coordinator.instance_id: mine, **dict(task.result() for task in asked)}
         return [
             ReloadOutcome(
-                instance_id=self._coordinator.instance_id,
+                instance_id=instance_id,
                 outcome=report.outcome,
                 added=report.added,
                 updated=report.updated,
@@ -211,6 +220,7 @@ class _Scalers:
                 resurrected=report.resurrected,
                 problems=report.problems,
             )
+            for instance_id, report in reports.items()
         ]
 
     def _row(self, runtime: ScalerRuntime) -> ScalerRow:

@@ -69,7 +69,7 @@ class ReloadReport:
     """What a reload came to."""
 
     outcome: str
-    """`applied`, `unchanged` or `rejected`."""
+    """`applied`, `unchanged` or `rejected`; `unanswered` of another coordinator that did not say."""
     added: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()

@@ -105,7 +105,7 @@ async def list_scalers(call: Call) -> ScalerList:
 
 async def reload_scalers(call: Call) -> Answer:
     outcomes = await call.surface.scalers.reload()
-    refused = any(outcome.outcome == "rejected" for outcome in outcomes)
+    refused = any(outcome.outcome in ("rejected", "unanswered") for outcome in outcomes)
     return Answer(
         body=ReloadResults(items=[reload_view(outcome) for outcome in outcomes]),
         status=HTTPStatus.UNPROCESSABLE_ENTITY if refused else HTTPStatus.OK,

@@ -75,7 +75,7 @@ class ScalerList(View, frozen=True, kw_only=True):
 class ReloadView(View, frozen=True, kw_only=True):
     instance: str
     outcome: str
-    """`applied`, `unchanged` or `rejected`."""
+    """`applied`, `unchanged`, `rejected`, or `unanswered` by another coordinator."""
     added: list[str]
     updated: list[str]
     retired: list[str]

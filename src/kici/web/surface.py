@@ -180,7 +180,7 @@ class Check:
 class ReloadOutcome:
     instance_id: InstanceId
     outcome: str
-    """`applied`, `unchanged` or `rejected`."""
+    """`applied`, `unchanged`, `rejected`, or `unanswered` by another coordinator."""
     added: tuple[str, ...] = ()
     updated: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from kici.apps.surface import surface_of
 from kici.config.model import ScalerEntry
 from kici.domain.errors import NotFound
 from kici.domain.ids import AgentId, InstanceId
-from kici.testing.cloud_bench import CloudBench, clouded
+from kici.testing.cloud_bench import CloudBench, a_cloud_scaler, clouded
 from kici.testing.coordinator_bench import a_scaler
 from kici.web.surface import Surface
 from kici.wire.messages import AgentExit
@@ -88,3 +88,31 @@ async def test_an_agent_that_moved_is_listed_once_where_it_is(bench: CloudBench)
     for number in (0, 1):
         (row,) = await surface(bench, number).agents.agents()
         assert (row.instance_id, row.state) == ("node-1", "busy")
+
+
+@pytest.mark.spec("T4.12")
+@clouded(a_scaler(), nodes=3)
+async def test_a_reload_reaches_all_and_names_who_rejects_it(bench: CloudBench) -> None:
+    await bench.passes(5)
+    bench.own_scalers[0] = (a_scaler(), a_scaler("more", ("linux", "more")))
+    bench.own_scalers[1] = (a_cloud_scaler("local"),)  # a name cannot change its type
+    outcomes = {one.instance_id: one for one in await surface(bench, 0).scalers.reload()}
+    assert {one: outcome.outcome for one, outcome in outcomes.items()} == {
+        "node-0": "applied",
+        "node-1": "rejected",
+        "node-2": "unchanged",
+    }
+    assert outcomes[InstanceId("node-0")].added == ("more",)
+    assert outcomes[InstanceId("node-1")].problems
+    job = await bench.submits("linux", by=1)
+    agent = await bench.made_by(1)
+    assert await agent.starts() == job.id, "its configuration is what it was"
+
+
+@clouded(a_scaler(), nodes=2)
+async def test_a_reload_says_who_does_not_answer(bench: CloudBench) -> None:
+    await bench.passes(5)
+    bench.nodes[1].faults.is_down = True
+    outcomes = {one.instance_id: one.outcome for one in await surface(bench, 0).scalers.reload()}
+    assert outcomes == {"node-0": "unchanged", "node-1": "unanswered"}
+    bench.nodes[1].faults.is_down = False
