@@ -109,6 +109,7 @@ async def test_a_runtime_that_somebody_removed_is_made_again(engine: Lab) -> Non
         assert (first.stdout, second.stdout) == (b"one\n", b"two\n"), second.stderr
 
 
+@pytest.mark.spec("scaler 29.4")
 async def test_its_container_is_closed(engine: Lab) -> None:
     async with an_agent(engine) as (coordinator, _):
         _ = await coordinator.agent()
@@ -155,6 +156,7 @@ async def test_a_job_that_declares_no_limit_gets_the_agents(engine: Lab) -> None
         assert b"fork" in job.stderr
 
 
+@pytest.mark.spec("D35")
 async def test_what_a_job_is_told_is_nowhere_to_be_read(engine: Lab) -> None:
     async with an_agent(engine) as (coordinator, agent):
         _ = await coordinator.agent()
@@ -335,6 +337,20 @@ async def test_a_dockerfile_that_was_not_given_is_the_reason(engine: Lab) -> Non
     job = await ends(engine, "true", dockerfile="Dockerfile", context={"Containerfile": "FROM scratch\n"})
     assert job.final is not None
     assert "there is no Dockerfile among the files of the build (Containerfile)" in str(job.final.reason)
+
+
+async def test_a_build_that_is_called_off_leaves_nothing(engine: Lab) -> None:
+    async with an_agent(engine) as (coordinator, _):
+        _ = await coordinator.agent()
+        files = {"Dockerfile": f"FROM {BUSYBOX}\nRUN echo begun && sleep 100\n"}
+        job = coordinator.dispatch("true", container=JobContainer(dockerfile="Dockerfile", context=files))
+        await coordinator.until(lambda: b"kici: begun" in job.stderr, SECONDS)
+        coordinator.cancel(grace_ms=5000)
+        await coordinator.until(lambda: job.final, SECONDS)
+        assert job.final is not None
+        assert job.final.state == "cancelled"
+        await until(lambda: not engine.containers())
+        assert not processes(engine)
 
 
 async def test_only_images_that_were_built_for_jobs_are_removed_in_time(engine: Lab) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,9 +97,18 @@ class JobRecords:
         """A lock that ends with its handle, or with this process; None: another process has it."""
         handle = os.open(self.folder / LOCKS / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         if _locks(handle):
+            os.utime(handle)
             return handle
         os.close(handle)
         return None
+
+    def drop_old_locks(self, *, older_than_hours: int) -> None:
+        before = time.time() - older_than_hours * 3600
+        for path in (self.folder / LOCKS).iterdir():
+            with suppress(OSError):
+                if path.stat().st_mtime < before and (handle := self.take(path.name)) is not None:
+                    path.unlink()
+                    os.close(handle)
 
 
 def _locks(handle: int) -> bool:

@@ -55,6 +55,7 @@ def find_engine(environ: Mapping[str, str]) -> tuple[str, str] | None:
     if sys.platform != "linux" or any(find_spec(name) is None for name in NEEDED_FOR_CONTAINERS):
         return None
     named = named_engine(environ)
+    environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **environ}
     found = [named] if named is not None else [(kind, f"unix://{path}") for kind, path in usual_sockets(environ)]
     for kind, url in found:
         if not url.startswith("unix://") or _is_usable(url.removeprefix("unix://")):

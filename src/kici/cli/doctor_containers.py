@@ -1,6 +1,7 @@
 """What `kici doctor` looks at for scalers of containers: the engine, the packet filter, the way back to us."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from kici.backends.container.factory import socket_warnings
 from kici.backends.container.images import ALWAYS, NEVER
 from kici.cli.doctor_checks import Found, Grade, Machine
 from kici.config.model import ScalerEntry
+from kici.decide.agent_env import agent_environment
 from kici.decide.disk import is_short, size
 from kici.domain.errors import KiciError
 from kici.ports.engine import EngineAddress, EngineKind
@@ -52,7 +54,11 @@ def _isolation(entry: ScalerEntry, problem: str | None) -> Found:
 def job_containers(machine: Machine, entry: ScalerEntry) -> Iterator[Found]:
     """What process agents of this entry could do for jobs with a container.  They need not."""
     name = f"scaler {entry.name}, containers of jobs"
-    found = {find_engine({**machine.environ, **label_set.env}) for label_set in entry.label_sets}
+    windows = sys.platform == "win32"
+    found = {
+        find_engine(agent_environment(machine.environ, told={}, label_set=label_set.env, windows=windows))
+        for label_set in entry.label_sets
+    }
     for engine in sorted(found, key=str):
         if engine is None:
             yield Found(Grade.NOTE, name, "such jobs fail here: no engine that this user may use")

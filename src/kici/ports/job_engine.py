@@ -87,3 +87,7 @@ class JobRecords(Protocol):
     def take(self, name: str) -> int | None:
         """A lock of this name, as a handle to be closed; None: another process has it."""
         ...
+
+    def drop_old_locks(self, *, older_than_hours: int) -> None:
+        """Those that nobody has and nobody had for so long."""
+        ...

@@ -68,6 +68,20 @@ def test_a_lock_is_one_holders_at_a_time(tmp_path: Path) -> None:
     os.close(again)
 
 
+def test_locks_that_nobody_wants_any_more_go(tmp_path: Path) -> None:
+    records = JobRecords(tmp_path / "records")
+    handles = [records.take(name) for name in ("held", "old", "new")]
+    for handle in handles[1:]:
+        assert handle is not None
+        os.close(handle)
+    for name in ("held", "old"):
+        os.utime(records.folder / "locks" / name, (0, 0))
+    records.drop_old_locks(older_than_hours=1)
+    assert sorted(path.name for path in (records.folder / "locks").iterdir()) == ["held", "new"]
+    assert handles[0] is not None
+    os.close(handles[0])
+
+
 def test_what_is_remembered_is_there_for_others(tmp_path: Path) -> None:
     records = JobRecords(tmp_path / "records")
     assert records.recall("key") is None

@@ -59,7 +59,8 @@ class JobImages:
         return tag
 
     async def prune(self) -> None:
-        """Best effort."""
+        """Forget what is old.  Best effort."""
+        self._records.drop_old_locks(older_than_hours=KEPT_HOURS)
         try:
             await self._engine.prune_images(LABELS, older_than_hours=KEPT_HOURS)
         except KiciError:
