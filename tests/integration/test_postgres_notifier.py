@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from tests.engines import Server, postgres_server
@@ -12,6 +13,7 @@ from kici.adapters.clock import RealClock
 from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.stores.postgres.notifier import PostgresNotifier
+from kici.testing.cuttable_proxy import CuttableProxy
 
 pytestmark = pytest.mark.engine("postgres")
 
@@ -25,8 +27,8 @@ def server() -> Iterator[Server]:
 class Ear:
     """A coordinator that counts what it hears."""
 
-    def __init__(self, url: str, name: str) -> None:
-        self.notifier = PostgresNotifier(url, clock=RealClock(), name=name)
+    def __init__(self, url: str, name: str, **timing: float) -> None:
+        self.notifier = PostgresNotifier(url, clock=RealClock(), name=name, **timing)
         self.heard: Counter[Topic] = Counter()
         self._something = asyncio.Event()
         for topic in Topic:
@@ -75,3 +77,25 @@ async def test_who_lost_the_connection_looks_at_everything(server: Server) -> No
         )
         for topic in Topic:
             await other.hears(topic, 1)
+
+
+@pytest.mark.parametrize("talks", [False, True], ids=["who only listens", "who sends hints"])
+async def test_a_connection_that_dies_in_silence_is_noticed_and_replaced(server: Server, talks: bool) -> None:
+    async with server.database() as url, Supervisor("test") as supervisor:
+        parts = urlsplit(url)
+        assert parts.port is not None
+        async with CuttableProxy(parts.port) as proxy:
+            through = urlunsplit(parts._replace(netloc=f"postgres@127.0.0.1:{proxy.port}"))
+            near, far = Ear(url, "a"), Ear(through, "b", quiet_seconds=0.5, answer_seconds=0.5)
+            for ear in (near, far):
+                supervisor.service("hints", ear.notifier.run)
+                await ear.hears(Topic.QUEUE, 1)
+            far.heard.clear()
+            proxy.stall()
+            if talks:
+                far.notifier.hint(Topic.EVENTS)
+            await far.hears(Topic.QUEUE, 1)  # connected anew: whatever was missed is looked for
+            far.heard.clear()
+            near.notifier.hint(Topic.EVENTS)
+            await far.hears(Topic.EVENTS, 1)
+            proxy.resume()

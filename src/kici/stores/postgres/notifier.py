@@ -20,12 +20,25 @@ from kici.ports.peers import Topic
 CHANNEL: Final = "kici"
 COALESCE_SECONDS: Final = 0.005
 RECONNECT_SECONDS: Final = 1.0
+QUIET_SECONDS: Final = 10.0
+"""After so long without a hint of our own the server is asked for a sign of life: a cut network tells nobody."""
+ANSWER_SECONDS: Final = 5.0
 _NOTIFY: Final = Path(__file__).with_name("notify.sql").read_text(encoding="utf-8")
 
 
 class PostgresNotifier:
-    def __init__(self, url: str, *, clock: Clock, name: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        name: str,
+        quiet_seconds: float = QUIET_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         """`name` of this coordinator: its own hints are not heard."""
+        self._quiet_seconds = quiet_seconds
+        self._answer_seconds = answer_seconds
         self._url = url
         self._clock = clock
         self._name = name
@@ -63,14 +76,27 @@ class PostgresNotifier:
             for topic in Topic:
                 self._call(topic)
             while not lost.is_set():
-                await self._wanted.wait()
-                self._wanted.clear()
-                topics, self._pending = self._pending, set()
-                for topic in sorted(topics):
-                    await connection.execute(_NOTIFY, CHANNEL, f"{topic} {self._name}")
+                await self._talk(connection)
                 await self._clock.sleep(COALESCE_SECONDS)
         finally:
             await connection.close(timeout=2)
+
+    async def _talk(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        """Send what is to be sent, or after a while of silence ask whether the server is there."""
+        try:
+            async with asyncio.timeout(self._quiet_seconds):
+                await self._wanted.wait()
+        except TimeoutError:
+            await connection.execute("SELECT 1", timeout=self._answer_seconds)
+            return
+        self._wanted.clear()
+        for topic in sorted(self._pending):
+            self._pending.discard(topic)  # before it is sent: what is wanted meanwhile is sent again
+            try:
+                await connection.execute(_NOTIFY, CHANNEL, f"{topic} {self._name}", timeout=self._answer_seconds)
+            except BaseException:
+                self.hint(topic)  # for the next connection
+                raise
 
     def _heard(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
         topic, _, sender = str(payload).partition(" ")
