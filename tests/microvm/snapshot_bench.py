@@ -21,6 +21,9 @@ class SnapshotBench(RealMicroVmBench):
     async def start(self) -> None:
         await super().start()
         await self.backend.recover(frozenset())
+        await self.are_made()
+
+    async def are_made(self) -> None:
         wanted = sum(each.kernel.exists() for each in self.settings.sets)
         async with asyncio.timeout(30):
             while len(self.snapshots()) < wanted:  # noqa: ASYNC110  # it tells nobody

@@ -3,7 +3,11 @@
 import asyncio
 import dataclasses
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 from tests.microvm.lab import Namespace, until
 from tests.microvm.orchestra import PYTHON, Orchestra, firecracker_entry, kill, orchestra, qemu_entry, stand_in_entry
-from tests.microvm.real_bench import real_microvms
+from tests.microvm.real_bench import real_microvms, vm_host
 from tests.microvm.snapshot_bench import SnapshotBench
 
 from kici.ports.backend import SpawnEventType
@@ -20,6 +24,7 @@ from kici.testing.contracts.backend import CASES, Case, Kind, an_id
 
 pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(300)]
 SECRET = "only-for-the-guest"
+ROOT = Path(__file__).parents[2]
 
 
 def with_snapshot(entry: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +67,48 @@ async def test_a_snapshot_that_is_torn_is_thrown_away_and_the_machine_boots() ->
         assert "boots" in ready.detail
         assert "firecracker refuses PUT /snapshot/load with 400" in ready.detail
         assert an_id(1) in bench.vmm_pids()
+
+
+class NextStart(SnapshotBench):
+    """A coordinator that finds what the one before left."""
+
+    async def start(self) -> None:
+        await super(SnapshotBench, self).start()
+        await self.backend.recover(frozenset())
+        await self.backend.cleanup_orphans(frozenset())
+        await self.are_made()
+
+
+STEPS = [
+    *(("record", "do"), ("files", "done"), ("interface", "done"), ("vmm", "do"), ("vmm", "done"), ("guest", "done")),
+    *(("guest", "undo"), ("vmm", "undone"), ("files", "undo"), ("record", "undo")),
+]
+"""Of making what is to be copied, and, once the snapshot is written, of ending it."""
+
+
+@pytest.mark.engine("firecracker")
+@pytest.mark.parametrize(("step", "phase"), STEPS)
+async def test_after_kill_9_in_the_midst_of_a_snapshot_it_is_made_and_nothing_is_left(step: str, phase: str) -> None:
+    with vm_host() as (folder, network):
+        walker = subprocess.run(
+            (sys.executable, "-m", "tests.microvm.template_walker", str(folder), network.name, step, phase),
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(folder)},  # it cannot tidy up after itself
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert walker.returncode == -signal.SIGKILL, walker.stderr
+        bench = NextStart(folder, network)
+        await bench.start()
+        try:
+            await bench.backend.spawn(bench.order(an_id(1), Kind.LIVES), bench.heard.on_event)
+            ready = [each.detail for each in bench.heard.events if each.type is SpawnEventType.READY]
+            assert "goes on from a snapshot" in ready[0]
+        finally:
+            await bench.close()
+        assert not {kind: found for kind, found in bench.leftovers().items() if found}, bench.leftovers()
 
 
 class OldFirecracker(SnapshotBench):

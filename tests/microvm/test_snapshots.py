@@ -10,14 +10,16 @@ import pytest
 from tests.microvm.fake_bench import SETTINGS, FakeMicroVmBench, an_order
 
 from kici.backends.firecracker.settings import MicroVmSet
+from kici.decide.microvm_snapshot import ABANDONED_MS
 from kici.domain.errors import KiciError
-from kici.domain.ids import AgentId
+from kici.domain.ids import AgentId, Instant
 from kici.domain.resources import Amount
 from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import SpawnEventType
 from kici.ports.vmm import VmStart
 from kici.testing.contracts.backend import Kind, an_id
 from kici.testing.fake_microvms import GuestScript
+from kici.testing.sim_clock import SimClock
 from kici.testing.virtual_time import virtual
 
 VM = an_id(1)
@@ -152,6 +154,29 @@ async def test_a_label_set_that_goes_takes_its_snapshot_with_it() -> None:
         bench.backend.configure(bench.settings)
         await asyncio.sleep(1)
         assert not kept(bench)
+
+
+@virtual
+async def test_what_a_crash_left_half_made_is_removed() -> None:
+    async with snapshots() as bench:
+        await asyncio.sleep(5)
+        (owner,) = {path.parents[1] for path in bench.host.files.contents if SNAPSHOTS in path.parents}
+        half = owner / "new-0123456789abcdef"
+        bench.host.folders[half] = SimClock().now()
+        await asyncio.sleep(905)
+        assert half not in bench.host.folders
+        assert kept(bench) == ["memory", "overlay", "state"]
+
+
+@virtual
+async def test_a_folder_of_a_scaler_that_is_gone_is_removed_after_a_day() -> None:
+    async with snapshots() as bench:
+        others = SNAPSHOTS / "0123456789abcdef"
+        bench.host.folders[others] = Instant(SimClock().now() - ABANDONED_MS + 7_200_000)
+        await asyncio.sleep(7000)
+        assert others in bench.host.folders, "its scaler may run, in another coordinator"
+        await asyncio.sleep(2000)
+        assert others not in bench.host.folders
 
 
 @virtual

@@ -174,7 +174,7 @@ class Snapshots:
         ):
             raise Retryable(f"microVM {machine.id}, of an earlier attempt, is not cleared away yet")
         self._templates[machine.id] = machine
-        fresh = self._folder / f".{key}.new"
+        fresh = self._folder / f"new-{key}"
         try:
             await self._plan.run(machine)
             await self._until_warm(machine)
