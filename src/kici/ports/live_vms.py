@@ -64,5 +64,8 @@ class BootDataBackend(Protocol):
     """A backend that hands its agents' credentials to them by a way that can be closed."""
 
     async def boot_data_read(self, agent_id: AgentId) -> None:
-        """The agent has it: nobody else is to read it.  An unknown id, or a compute that is gone: no-op."""
+        """The agent has it: nobody else is to read it.  Never raises; an unknown id, or a compute that is gone: no-op.
+
+        Its agent waits meanwhile, so that no job is quicker.
+        """
         ...

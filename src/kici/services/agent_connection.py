@@ -63,8 +63,8 @@ class Doors(Protocol):
 
     async def register(self, connection: "AgentConnection", message: AgentRegister) -> None: ...
 
-    def config_acked(self, agent_id: AgentId) -> None:
-        """The agent has taken its boot configuration."""
+    async def config_acked(self, agent_id: AgentId) -> None:
+        """The agent has taken its boot configuration; whatever it says next waits."""
         ...
 
     async def gone(self, connection: "AgentConnection", why: str) -> None:
@@ -220,6 +220,8 @@ class AgentConnection:
                 await self._status(agent, message)
             case LogChunkMessage():
                 await self._output(agent, message)
+            case ConfigAck():
+                await self._doors.config_acked(agent.agent_id)
             case AgentStatus(draining=draining):
                 await self._patiently(lambda: self._work.lifecycle.said(agent, draining=draining))
             case _:
@@ -231,8 +233,6 @@ class AgentConnection:
             case AgentMetrics():
                 agent.reported = message
                 self._work.figures(agent, message)
-            case ConfigAck():
-                self._doors.config_acked(agent.agent_id)
             case AgentLeaving(reason=reason):
                 self.leaving = reason
                 self.cause = LossCause.LEFT

@@ -150,8 +150,8 @@ class AgentSessions:
         if connection.is_over and connection.agent is not None:
             await self._lose(connection, "its connection closed while it registered")
 
-    def config_acked(self, agent_id: AgentId) -> None:
-        self._computes.config_acked(agent_id)
+    async def config_acked(self, agent_id: AgentId) -> None:
+        await self._computes.config_acked(agent_id)
 
     async def gone(self, connection: AgentConnection, why: str) -> None:
         """The one loss funnel."""

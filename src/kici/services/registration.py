@@ -82,8 +82,8 @@ class Computes(Protocol):
 
     def registered(self, spawn: Spawn) -> None: ...
 
-    def config_acked(self, agent_id: AgentId) -> None:
-        """The agent has taken its boot configuration."""
+    async def config_acked(self, agent_id: AgentId) -> None:
+        """The agent has taken its boot configuration; nothing is left of that afterwards."""
         ...
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None: ...
@@ -107,7 +107,7 @@ class NoComputes:
     def registered(self, spawn: Spawn) -> None:
         pass
 
-    def config_acked(self, agent_id: AgentId) -> None:
+    async def config_acked(self, agent_id: AgentId) -> None:
         pass
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:

@@ -330,11 +330,11 @@ class ScalerManager:
             self._failures.clear(tracked.runtime.name)
             emit(Event.SPAWN_REGISTERED, agent_id=spawn.agent_id, scaler=spawn.scaler)
 
-    def config_acked(self, agent_id: AgentId) -> None:
+    async def config_acked(self, agent_id: AgentId) -> None:
         """The agent has taken its boot configuration: nothing else in its compute is to read it."""
         tracked = self._spawns.get(agent_id)
         if tracked is not None and isinstance(tracked.runtime.backend, BootDataBackend):
-            self._supervisor.start(f"config.{agent_id}", tracked.runtime.backend.boot_data_read(agent_id))
+            await tracked.runtime.backend.boot_data_read(agent_id)
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """The agent is lost for good: take its compute down."""

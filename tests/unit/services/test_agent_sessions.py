@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kici.domain import knobs
-from kici.domain.ids import DEFAULT_ORG, AgentId, TokenId
+from kici.domain.ids import DEFAULT_ORG, AgentId, JobId, ScalerName, TokenId
 from kici.domain.job import JobStatus
 from kici.domain.secret import SecretRef
 from kici.observe.events import Event
@@ -16,6 +16,7 @@ from kici.wire.messages import (
     AgentExit,
     AuthRequest,
     CloseCode,
+    ConfigAck,
     ErrorMessage,
     Heartbeat,
     JobAck,
@@ -638,3 +639,29 @@ async def test_an_agent_that_comes_during_a_stop_is_sent_away_and_may_come_back(
     await agent.tries_to_register()
     assert await agent.is_closed() == CloseCode.GOING_AWAY
     assert await bench.store.sessions(instance_id=None, limit=10) == []
+
+
+# --- boot data
+
+
+@pytest.mark.spec("scaler 36.18.18")
+@benched(a_scaler())
+async def test_no_job_starts_before_the_boot_data_of_its_machine_is_gone(bench: Bench) -> None:
+    """Else a job that is root in its guest could be quicker, and read the credential of its agent."""
+    gone = asyncio.Event()
+
+    async def boot_data_read(agent_id: AgentId) -> None:
+        await gone.wait()
+
+    bench.backends[ScalerName("local")].boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
+    job = await bench.submits("linux")
+    agent = await bench.made()
+    agent.says(ConfigAck())
+    assert await agent.is_offered() == job.id
+    agent.acks(job.id)
+    await bench.passes(3)
+    assert agent.all(JobStart) == []
+    gone.set()
+    assert JobId((await agent.hears(JobStart)).job_id) == job.id
+    agent.ends(job.id)
+    await bench.ended(job)

@@ -252,8 +252,12 @@ class MicroVmBackend:
     async def boot_data_read(self, agent_id: AgentId) -> None:
         """Its agent has what it needs: nobody else in the guest is to read it."""
         machine = self._machines.get(agent_id)
-        if machine is not None:
+        if machine is None:
+            return
+        try:
             await self._tools.vmm.forget_boot_data(machine.place)
+        except KiciError as error:
+            log.error("vm.boot_data_left", extra={"kici": {"agent_id": agent_id, "error": str(error)}})
 
     async def _end(self, machine: Machine, *, is_asked: bool) -> None:
         async with machine.ending:
