@@ -251,3 +251,24 @@ async def test_only_an_agents_own_port_sends_from_its_address_and_nothing_of_tha
     assert bench.packets.borrowers_of(second.address) == []  # nobody could tell which port is its
     await bench.close()
     assert not any(name.startswith("s_") for _, name in bench.packets.chains)
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+@virtual
+async def test_rules_of_many_dead_go_in_one_transaction_or_each_in_its_own(is_disturbed: bool) -> None:
+    """Somebody else may take one of them away meanwhile: the others go nevertheless."""
+    bench = await a_bench()
+    for number in (1, 2, 3):
+        _ = await bench.backend.spawn(bench.order(an_id(number), Kind.LIVES), bench.heard.on_event)
+    await bench.restart()
+    addresses = sorted(one.address for one in bench.room.containers.values() if AGENT in one.spec.labels)
+    bench.room.containers.clear()
+    if is_disturbed:
+        chain = bench.packets.maps["kici_agent_net", "agents_forward"][addresses[0]]
+        del bench.packets.chains["kici_agent_net", chain]
+    before = len(bench.packets.scripts)
+    assert await bench.backend.cleanup_orphans(frozenset()) == 0
+    removals = [script for script in bench.packets.scripts[before:] if "delete element" in script]
+    assert len(removals) == (2 if is_disturbed else 1)
+    assert bench.packets.addresses() == ({addresses[0]} if is_disturbed else set())
+    await bench.close()

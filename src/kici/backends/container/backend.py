@@ -184,10 +184,11 @@ class ContainerBackend:
         failures: list[str] = []
 
         async def remove(one: ContainerInfo) -> None:
+            work = self._sweep(house, one)
             try:
-                await self._clear(one)
-            except Retryable as error:
-                failures.append(str(error))
+                await to_its_end(work, seconds=END_SECONDS_MAX, what=f"removing container {one.name}")
+            except KiciError as error:
+                failures.append(f"container {one.name} could not be removed: {error}")
 
         await each(orphans, remove, at_once=SWEEP_AT_ONCE)
         if self._settings.is_isolated and house.fencing is not None:
@@ -314,6 +315,16 @@ class ContainerBackend:
         await to_its_end(
             self._remove(agent, grace_seconds=5), seconds=END_SECONDS_MAX, what=f"removing container {found.name}"
         )
+
+    async def _sweep(self, house: House, one: ContainerInfo) -> None:
+        """One of many.  Rules of those that ended before are left to the reclaim that follows: they have no address."""
+        if one.is_running:
+            await house.engine.stop(one.id, 5)
+        fencing = house.fencing
+        address = None if fencing is None else one.addresses.get(fencing.network.name)
+        if fencing is not None and address is not None and self._settings.is_isolated:
+            await fencing.dismiss(AgentId(one.labels.get(plan.AGENT, "")), address)
+        _ = await house.engine.remove(one.id)
 
     async def _remove_ended(self) -> int:
         """What ended and nobody looks after any more, such as a failed clean-up left behind; how many."""

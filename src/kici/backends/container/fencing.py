@@ -149,14 +149,19 @@ class Fencing:
         before = set(tracked())
         containers = await self._engine.containers({MANAGED: "true"})
         alive = {one.addresses.get(self._network.name, "") for one in containers}
-        count = 0
-        for address, agent in isolate.stale(elements, before | alive | set(tracked())):
-            try:
-                await self._packets.apply(self._dismissal(fence, agent, address))
-            except Conflict:
-                continue  # another agent has the address by now, or somebody else was faster
-            count += 1
-        return count
+        stale = isolate.stale(elements, before | alive | set(tracked()))
+        scripts = [self._dismissal(fence, agent, address) for address, agent in stale]
+        if len(scripts) > 1 and await self._fits("".join(scripts)):
+            return len(scripts)
+        return sum([await self._fits(script) for script in scripts])
+
+    async def _fits(self, script: str) -> bool:
+        """Apply it.  False: another agent has the address by now, or somebody else was faster."""
+        try:
+            await self._packets.apply(script)
+        except Conflict:
+            return False
+        return True
 
     async def _find(self) -> isolate.Fence:
         wanted = self._network
