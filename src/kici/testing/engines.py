@@ -98,7 +98,14 @@ def _podman() -> str | None:
     return f"install {' '.join(sorted(absent))}" if absent else None
 
 
-_VM_NETWORK_NEEDS: Final = {"nft": "nftables", "ip": "iproute2", "nsenter": "util-linux", "mkfs.ext4": "e2fsprogs"}
+_VM_NETWORK_NEEDS: Final = {
+    "nft": "nftables",
+    "ip": "iproute2",
+    "iptables": "iptables",
+    "nsenter": "util-linux",
+    "mkfs.ext4": "e2fsprogs",
+    "sysctl": "procps",
+}
 
 
 def _microvm_host(**more: str) -> str | None:
@@ -124,7 +131,7 @@ def _qemu() -> str | None:
     if platform.machine() != "x86_64":
         return f"the guest of the tests is for x86_64, not {platform.machine()}"
     more = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "dpkg-deb": "dpkg", "lz4": "lz4"}
-    return _microvm_host(**more)
+    return _microvm_host(**more, strip="binutils")
 
 
 def _registry() -> str | None:
