@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -232,19 +232,28 @@ async def measure_burst(bench: Bench, label: str, count: int) -> list[Row]:
 
 
 @asynccontextmanager
-async def fake_agents(bench: Bench, count: int, label: str) -> AsyncIterator[None]:
-    """Connections that speak the agents' protocol from another process and run jobs in no time."""
+async def fake_agents(
+    bench: Bench, count: int, label: str, *, prefix: str | None = None
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Connections that speak the agents' protocol from another process and run jobs in no time.
+
+    What is given waits until all of them are back, after they were cut off.
+    """
     async with bench.http.post("/api/v1/admin/agent-tokens", json={"name": label}) as answer:
         token = (await answer.json())["token"]
-    argv = [sys.executable, "-m", "tests.bench.instant_agents", str(count), label]
+    argv = [sys.executable, "-m", "tests.bench.instant_agents", str(count), label, prefix or label]
     url = f"ws://127.0.0.1:{bench.program.port}/ws"
     env = environment(KICI_ORCHESTRATOR_URL=url, KICI_AGENT_TOKEN=token, PYTHONPATH=os.pathsep.join(sys.path))
     process = subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
+
+    async def ready() -> None:
         assert process.stdout is not None
         line = await asyncio.get_running_loop().run_in_executor(None, process.stdout.readline)
         assert line == b"ready\n", line
-        yield
+
+    try:
+        await ready()
+        yield ready
     finally:
         process.terminate()
         process.wait()

@@ -15,12 +15,12 @@ from kici.domain.errors import Bug, Conflict, StoreDown
 from kici.domain.ids import AgentId, ClassId, InstanceId, JobId, RunId
 from kici.domain.job import JobStatus, Outcome
 from kici.domain.spawn import Spawn
-from kici.ports.store import JobFilter, Offer, Store
+from kici.ports.store import JobFilter, Offer, Registered, Store
 from kici.stores.database import Step
 from kici.stores.postgres.engine import HERE, Pool, session_settings
 from kici.stores.postgres.open import open_postgres
 from kici.stores.query import Numbered, Query, load, numbered
-from kici.testing.builders import a_new_job, a_new_run, a_reservation, a_spawn, an_instance
+from kici.testing.builders import a_new_job, a_new_run, a_reservation, a_session, a_spawn, an_instance
 from kici.testing.contracts.store_provisions import a_pending_claim
 from kici.testing.contracts.store_rules import a_claim, after, agent, check_rules, together
 from kici.testing.engines import postgres_bin
@@ -260,6 +260,27 @@ async def test_spawns_that_are_written_together_fail_alone(store: Store) -> None
     assert served.agent_id == "agent-0"
     assert isinstance(taken, Conflict)
     assert len(await store.spawns(owner=None, limit=1000)) == 98
+
+
+async def test_agents_that_register_together_get_their_own_rows(store: Store) -> None:
+    """Half of them were made for a job, and one of those has ended: it is refused, and nobody else."""
+    jobs = [a_new_job(f"job-{number}") for number in range(20)]
+    await store.submit(a_new_run(), jobs)
+
+    async def register(number: int) -> Registered | None:
+        agent_id = AgentId(f"agent-{number}")
+        bound = a_claim(agent_id) if number < 20 else None
+        return await store.register_agent(a_session(agent_id=agent_id), needs_spawn=number < 20, bound=bound)
+
+    for number in range(1, 20):
+        spawn = a_spawn(agent_id=AgentId(f"agent-{number}"), bound_job_id=JobId(f"job-{number}"))
+        await store.insert_spawn(spawn, a_reservation(spawn), None)
+    told = await asyncio.gather(*(register(number) for number in range(40)))
+    assert told[0] is None
+    assert [each.job.id for each in told[1:20] if each and each.job] == [f"job-{number}" for number in range(1, 20)]
+    assert [each.spawn.agent_id for each in told[1:20] if each and each.spawn] == [f"agent-{n}" for n in range(1, 20)]
+    assert all(each is not None and each.spawn is None and each.job is None for each in told[20:])
+    assert len(await store.sessions(instance_id=None, limit=100)) == 39
 
 
 async def test_a_claim_code_is_redeemed_once_by_many_at_once(store: Store) -> None:

@@ -4,7 +4,7 @@ from kici.decide.prune import EVENT
 from kici.domain.agent import AgentSession
 from kici.domain.ids import AgentId, ConnectionId, InstanceId, Instant
 from kici.ports.store import Claim, Registered
-from kici.stores.database import Part, Step
+from kici.stores.database import Params, Part, Step
 from kici.stores.jobs import claim_params, first_job
 from kici.stores.query import Query
 from kici.stores.rows import names_json, session_from, spawn_from, to_json
@@ -24,14 +24,16 @@ class Agents(Part):
                 Query.REGISTER_SPAWN,
                 {"agent_id": session.agent_id, "instance_id": session.instance_id, "now": now},
                 guard=needs_spawn,
+                told_apart_by="agent_id",
             ),
             _put_session(session, now),
         ]
         if bound is not None:
-            steps.append(Step(Query.CLAIM_BOUND, claim_params(bound, now)))
+            steps.append(Step(Query.CLAIM_BOUND, claim_params(bound, now), told_apart_by="agent_id"))
         if session.backend_type == EVENT:
-            steps.append(Step(Query.RECORD_ADOPTION, {"agent_id": session.agent_id}))
-            steps.append(Step(Query.CLEAR_DEFERRAL_OF, {"agent_id": session.agent_id}))
+            about: Params = {"agent_id": session.agent_id}
+            steps.append(Step(Query.RECORD_ADOPTION, about, told_apart_by="agent_id"))
+            steps.append(Step(Query.CLEAR_DEFERRAL_OF, about, told_apart_by="agent_id"))
         results = await self._database.unit(steps)
         if results is None:
             return None
@@ -73,4 +75,5 @@ def _put_session(session: AgentSession, now: Instant | None) -> Step:
             "warm": session.warm,
             "now": now,
         },
+        told_apart_by="agent_id",
     )
