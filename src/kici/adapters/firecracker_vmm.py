@@ -56,6 +56,7 @@ KVM: Final = Path("/dev/kvm")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 SNAPSHOT_SECONDS: Final = 120.0
 """Longest that a guest's memory may take to be written or read."""
+FORGET_TRIES: Final = 3
 _TAIL_BYTES: Final = 2048
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Less room than the jailer needs for its copy of firecracker."""
@@ -157,11 +158,17 @@ class FirecrackerVmm:
                     raise Retryable(f"{error}{_last_words(place)}") from error
 
     async def forget_boot_data(self, place: VmPlace) -> None:
-        try:
-            async with await FirecrackerApi.open(self._socket(place)) as api:
-                await api.send(ApiCall(method="PUT", path="/mmds", body=EMPTY))
-        except Retryable:
-            return  # it is gone, and its metadata with it
+        for left in reversed(range(FORGET_TRIES)):
+            try:
+                async with await FirecrackerApi.open(self._socket(place)) as api:
+                    await api.send(ApiCall(method="PUT", path="/mmds", body=EMPTY))
+            except Retryable as error:
+                if not self.probe(place).is_running:
+                    return  # and its metadata is gone with it
+                if not left:
+                    raise Retryable(f"the metadata of {place.vm_id} could not be emptied: {error}") from error
+            else:
+                return
 
     async def ask_to_stop(self, place: VmPlace) -> bool:
         try:

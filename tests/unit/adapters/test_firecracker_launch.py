@@ -1,8 +1,11 @@
 """How our driver waits for a VMM that takes its time, and what its client says of a refusal; no firecracker needed."""
 
 import asyncio
+import os
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -121,3 +124,46 @@ async def test_nobody_who_listens_is_no_refusal(tmp_path: Path) -> None:
         await FirecrackerApi.open(tmp_path / "api.sock")
     error = ApiRefused(ApiCall(method="PUT", path="/vm", body={"secret": 1}), 400, "no")
     assert str(error) == "firecracker refuses PUT /vm with 400: no"
+
+
+@asynccontextmanager
+async def a_vmm_that_hangs_up(place: VmPlace, times: int) -> AsyncIterator[list[bytes]]:
+    """Answers only after so many connections that it cut off; what it was asked in all of them."""
+    asked: list[bytes] = []
+
+    async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(asked) > times:
+            writer.write(b"HTTP/1.1 204 -\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    folder = os.open(place.root, os.O_PATH)  # the whole name is too long for a socket
+    try:
+        async with await asyncio.start_unix_server(met, f"/proc/self/fd/{folder}/api.sock"):
+            yield asked
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.parametrize(("times", "is_emptied"), [(0, True), (2, True), (99, False)])
+async def test_metadata_that_was_not_emptied_at_once_is_emptied_or_said_to_be_there(
+    tmp_path: Path, times: int, is_emptied: bool
+) -> None:
+    vmm, spec = a_host(tmp_path, pause=0)
+    (spec.place.root / "firecracker.pid").mkdir()  # nothing can be told of its process, so it may run
+    async with a_vmm_that_hangs_up(spec.place, times) as asked:
+        if is_emptied:
+            await vmm.forget_boot_data(spec.place)
+        else:
+            with pytest.raises(Retryable, match=f"the metadata of {VM} could not be emptied"):
+                await vmm.forget_boot_data(spec.place)
+    assert len(asked) == min(times + 1, 3)
+    assert all(each.startswith(b"PUT /mmds HTTP/1.1") for each in asked)
+
+
+async def test_metadata_of_a_machine_that_is_gone_is_gone(tmp_path: Path) -> None:
+    vmm, spec = a_host(tmp_path, pause=0)
+    async with a_vmm_that_hangs_up(spec.place, 99) as asked:
+        await vmm.forget_boot_data(spec.place)
+    assert len(asked) == 1
