@@ -3,7 +3,7 @@
 Alone on its store a coordinator runs the same, and finds nobody.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,6 +26,7 @@ from kici.services.peers import Act, PeerRequests, PeerView
 from kici.services.reload import ReloadReport
 
 RELOAD_SECONDS: Final = 30.0
+STATUS_SECONDS: Final = 2.0
 
 if TYPE_CHECKING:
     from kici.apps.assembly import Coordinator
@@ -35,6 +36,8 @@ class Cluster:
     def __init__(self, one: "Coordinator") -> None:
         given = one.given
         self._one = one
+        self.own_scalers: Callable[[], object] = list
+        """Set by whoever shows them: the state of one's own scalers, as JSON holds it."""
         self.peers = PeerView(
             store=given.store,
             registry=one.registry,
@@ -102,6 +105,7 @@ class Cluster:
             instance_id=one.instance_id,
         )
         acts[RequestKind.EXPLAIN] = self.explain.answer
+        acts[RequestKind.SCALERS] = self._asked_for_scalers
         self.forget_peer = ForgetPeer(
             store=given.store,
             instance_id=one.instance_id,
@@ -169,6 +173,16 @@ class Cluster:
             return other, msgspec.convert(answer, ReloadReport)
         except msgspec.ValidationError:
             return other, ReloadReport(outcome="rejected", problems=(f"it answered {answer}",))
+
+    async def scalers_of(self, other: InstanceId) -> object:
+        """How the scalers of another coordinator are; None when it does not say soon."""
+        try:
+            return await self.requests.ask(other, RequestKind.SCALERS, {}, seconds=STATUS_SECONDS)
+        except StoreDown:
+            return None
+
+    async def _asked_for_scalers(self, payload: Mapping[str, object]) -> object:
+        return {"scalers": self.own_scalers()}
 
     async def _asked_to_reload(self, payload: Mapping[str, object]) -> object:
         return msgspec.to_builtins(await self._one.reload_scalers())

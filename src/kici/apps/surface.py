@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from kici.apps.agent_rows import elsewhere
 from kici.apps.assembly import Coordinator
 from kici.decide.forget import Forgotten
@@ -49,11 +51,13 @@ _WAITING: Final = frozenset({JobStatus.QUEUED, JobStatus.DISPATCHED, JobStatus.P
 
 def surface_of(coordinator: Coordinator, *, version: str, stop: Callable[[bool], None]) -> Surface:
     """`stop(keep agents)` begins the shutdown of the program."""
+    scalers = _Scalers(coordinator)
+    coordinator.cluster.own_scalers = lambda: msgspec.to_builtins(scalers.own())
     return Surface(
         jobs=_Jobs(coordinator),
         logs=coordinator.logs,
         agents=_Agents(coordinator),
-        scalers=_Scalers(coordinator),
+        scalers=scalers,
         queue=_Queue(coordinator),
         coordinator=_Control(coordinator, stop),
         tokens=coordinator.tokens,
@@ -187,6 +191,16 @@ class _Scalers:
         self._coordinator = coordinator
 
     async def status(self) -> list[ScalerRow]:
+        """Of all coordinators that answer; one's own first."""
+        cluster = self._coordinator.cluster
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(cluster.scalers_of(other), name=f"scalers of {other}")
+                for other in sorted(cluster.peers.others)
+            ]
+        return [*self.own(), *(row for task in asked for row in _rows(task.result()))]
+
+    def own(self) -> list[ScalerRow]:
         return [self._row(runtime) for runtime in self._coordinator.manager.fleet.runtimes.values()]
 
     async def diagnose(self, scaler: str | None) -> list[Check]:
@@ -410,3 +424,11 @@ class _Control:
         except StoreDown as error:
             return str(error)
         return None
+
+
+def _rows(answer: object) -> list[ScalerRow]:
+    """What another coordinator told of its scalers; nothing where it did not, or as this version does not know it."""
+    try:
+        return msgspec.convert(answer, dict[str, list[ScalerRow]])["scalers"]
+    except (msgspec.ValidationError, KeyError):
+        return []

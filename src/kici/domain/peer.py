@@ -41,6 +41,8 @@ class RequestKind(StrEnum):
     LIVE_VMS = "live-vms"
     """List the microVMs that run on its host, or stop some that nobody tracks."""
     RELOAD = "reload"
+    SCALERS = "scalers"
+    """Say how its scalers are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,3 +116,21 @@ async def test_a_reload_says_who_does_not_answer(bench: CloudBench) -> None:
     outcomes = {one.instance_id: one.outcome for one in await surface(bench, 0).scalers.reload()}
     assert outcomes == {"node-0": "unchanged", "node-1": "unanswered"}
     bench.nodes[1].faults.is_down = False
+
+
+@pytest.mark.spec("D2")
+@clouded(a_scaler(), nodes=2)
+async def test_scalers_of_all_coordinators_are_shown_and_who_is_silent_is_left_out(bench: CloudBench) -> None:
+    first, _ = surface(bench, 0), surface(bench, 1)
+    await bench.passes(5)
+    await bench.submits("linux", by=1)
+    await bench.made_by(1)
+    rows = {row.instance_id: row for row in await first.scalers.status()}
+    assert {one: (row.name, row.active) for one, row in rows.items()} == {
+        "node-0": ("local", 0),
+        "node-1": ("local", 1),
+    }
+    assert rows[InstanceId("node-1")].label_sets == (("linux", "x64"),)
+    bench.nodes[1].faults.is_down = True
+    assert [row.instance_id for row in await first.scalers.status()] == ["node-0"]
+    bench.nodes[1].faults.is_down = False

@@ -93,3 +93,23 @@ async def test_a_worker_that_is_gone_for_good_is_forgotten_with_its_rows(bench: 
     found = await bench.store.worker("w1")
     assert found is not None
     assert found.revoked_at is not None
+
+
+@pytest.mark.spec("T4.11", "scaler 44")
+@pytest.mark.parametrize("is_forgotten", [False, True])
+@clouded(nodes=3)
+async def test_forgetting_an_adopter_brings_no_teardown_before_the_grace(bench: CloudBench, is_forgotten: bool) -> None:
+    await bench.submits()
+    agent = await bench.made(at=1)
+    await agent.starts()
+    await bench.passes(10)
+    await bench.nodes[1].is_killed()
+    killed_at = bench.clock.monotonic()
+    if is_forgotten:
+        while await forget(bench, "node-1") is not ForgetOutcome.FORGOTTEN:
+            await bench.passes(1)
+        assert bench.clock.monotonic() - killed_at >= 100
+    await bench.until(lambda: bench.cloud.told("kici.scaler.scale-down"), within=600)
+    assert bench.clock.monotonic() - killed_at >= 120
+    assert bench.cloud.told("kici.scaler.scale-down")[0]["reason"] == "heartbeat-timeout"
+    await bench.all_gone()

@@ -33,7 +33,7 @@ async def ask(client: Client, route: Route, headers: dict[str, str]) -> int:
     return response.status
 
 
-@pytest.mark.spec("T6.3")
+@pytest.mark.spec("T6.3", "scaler 45", "D26")
 @pytest.mark.parametrize("route", GUARDED, ids=name)
 async def test_a_route_is_open_to_exactly_the_roles_with_its_permission(client: Client, route: Route) -> None:
     for role in Role:
