@@ -134,7 +134,9 @@ class _Agents:
         known = {row.agent_id for row in connected}
         made = [self._made(tracked) for tracked in self._coordinator.spawns if tracked.agent_id not in known]
         here = {row.agent_id: row for row in (*connected, *made)}
-        others = await elsewhere(self._coordinator.given.store, self._coordinator.instance_id, known)
+        others: list[AgentRow] = []
+        if self._coordinator.cluster.peers.others:  # alone, memory knows all
+            others = await elsewhere(self._coordinator.given.store, self._coordinator.instance_id, known)
         return sorted({**here, **{row.agent_id: row for row in others}}.values(), key=lambda row: row.agent_id)
 
     async def agent(self, agent_id: AgentId) -> AgentRow | None:
