@@ -23,18 +23,18 @@ class Meter:
         self.wall = self.ours = self.servers = 0.0
 
     def __enter__(self) -> Self:
-        self._began = self._now()
+        servers = self._of_server()  # looking at it takes a while, which must not count
+        self._began = time.perf_counter(), time.process_time(), servers
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.wall, self.ours, self.servers = (
-            now - before for now, before in zip(self._now(), self._began, strict=True)
-        )
+        ended = time.perf_counter(), time.process_time(), self._of_server()
+        self.wall, self.ours, self.servers = (now - before for now, before in zip(ended, self._began, strict=True))
 
-    def _now(self) -> tuple[float, float, float]:
-        return time.perf_counter(), time.process_time(), 0.0 if self._server is None else server_seconds(self._server)
+    def _of_server(self) -> float:
+        return 0.0 if self._server is None else server_seconds(self._server)
 
 
 async def server_pid(url: str) -> int | None:
