@@ -138,6 +138,7 @@ async def _bridge_gone(bench: RealMicroVmBench) -> None:
 
 
 async def _crash(bench: RealMicroVmBench) -> None:
+    await until(lambda: "silent" in bench.backend.tail(VM, 5))  # the last that its guest has to say
     os.kill(bench.vmm_pids()[VM], signal.SIGKILL)
 
 
