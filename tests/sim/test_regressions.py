@@ -6,6 +6,9 @@ from kici.testing.sim.run import run_seed
 
 SEEDS = {
     "a job that named a host was drained by an agent of another": 0,
+    "a grace ran out while its coordinator stood still": 96,
+    "nobody told the maker of an agent that the agent was lost after a restart": 283,
+    "a worker waited for a start that nobody would call off any more": 2076,
 }
 
 

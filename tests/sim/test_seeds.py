@@ -23,5 +23,12 @@ def test_nothing_is_violated(chunk: int) -> None:
         assert report.failure is None, report.failure
         counts.update(report.counts)
     print(f"seeds {list(seeds)}: {dict(sorted(counts.items()))}")
-    for what in ("end as reported", "coordinator killed", "machine died", "store error after commit", "job recovering"):
+    for what in (
+        "end as reported",
+        "coordinator killed",
+        "machine died",
+        "store error after commit",
+        "job recovering",
+        "scale-down delivered",
+    ):
         assert counts[what] > 0, f"no {what!r} in {len(seeds)} seeds: this simulates less than it should"

@@ -35,6 +35,8 @@ from kici.services.job_lifecycle import JobLifecycle
 
 AGAIN_SECONDS: Final = 10.0
 """Twice the longest pause between two tries of an agent that has a job."""
+PAUSED_SECONDS: Final = 5.0
+"""Without a look for so long, though there is one every second, this program stood still: nobody could come back."""
 SETTLE_TRIES: Final = 3
 """Jobs may move between look and write (a cancel); so often it is looked again."""
 ENDS_FROM: Final = {
@@ -144,7 +146,7 @@ class Absences:
                 await self._advance(absence)
 
     async def _sees(self) -> bool:
-        """Whether the store answers.  Graces stand still for as long as it does not."""
+        """Whether the store answers.  Graces stand still for as long as it does not, or this program was stopped."""
         was_blind = self._is_blind
         try:
             await self._store.held_jobs(next(iter(self._absent)))
@@ -153,9 +155,10 @@ class Absences:
             emit(Event.STORE_DOWN, level=logging.WARNING, during="absences", error=str(error))
             self._is_blind = True
         now = self._clock.monotonic()
-        if was_blind or self._is_blind:
-            for absence in self._absent.values():
-                absence.deadline += now - max(self._seen_at, absence.began_at)
+        for absence in self._absent.values():
+            unseen = now - max(self._seen_at, absence.began_at)
+            if was_blind or self._is_blind or unseen > PAUSED_SECONDS:
+                absence.deadline += unseen
         self._seen_at = now
         return not self._is_blind
 

@@ -14,7 +14,7 @@ from kici.decide.dispatch import LossCause
 from kici.decide.ledger import Kind, kind_of
 from kici.decide.prune import EVENT
 from kici.domain.errors import KiciError
-from kici.domain.ids import AgentId, InstanceId, Instant, ScalerName
+from kici.domain.ids import AgentId, InstanceId, Instant, ScalerName, is_scaler_agent
 from kici.domain.job import STARTED, Job
 from kici.domain.spawn import Reservation, ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
@@ -152,7 +152,8 @@ class Recovery:
         """A static agent that has only an offer is not waited for: the queue sweep watches its deadline."""
         tracked = self._spawns.get(agent_id)
         dead = self._dead.get(agent_id)
-        scaler_managed = tracked is not None or dead is not None
+        # One that another coordinator made is as much a made one: its maker hears of its end from here.
+        scaler_managed = tracked is not None or dead is not None or is_scaler_agent(agent_id)
         if scaler_managed or any(job.status in STARTED for job in jobs):
             await self._absences.begin(
                 agent_id,

@@ -168,9 +168,10 @@ class HostAgents:
 
     async def abort(self, agent_id: AgentId) -> None:
         """Call its spawn off, or end it.  Nothing of it is left when this returns; raises `Retryable` else."""
-        holding = self.holdings.get(agent_id)
-        if holding is None:
-            return
+        await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
+
+    async def _call_off(self, holding: Holding) -> None:
+        """Whoever ordered it, and would have called it off in time, may be gone."""
         task = holding.task
         if task is not None and not holding.settled.is_set():
             over = asyncio.Event()
@@ -179,14 +180,14 @@ class HostAgents:
             await over.wait()
             if not holding.settled.is_set():  # cancelled before its first step
                 await self._fail(holding, Retryable("the start was called off"))
-        await self.destroy(agent_id, ScaleDownReason.SHUTDOWN)
+        await holding.settled.wait()
 
     async def destroy(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
-        """End it, if it is there.  Raises `Retryable` when that could not be confirmed."""
+        """End it, if it is there, or call its spawn off.  Raises `Retryable` when that could not be confirmed."""
         holding = self.holdings.get(agent_id)
         if holding is None:
             return
-        await holding.settled.wait()
+        await self._call_off(holding)
         if self.holdings.get(agent_id) is not holding:
             return
         if holding.record.scaler in self._blind:

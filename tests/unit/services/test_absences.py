@@ -1,5 +1,7 @@
 """A blink is not a death: how long agents may stay away, and what happens when they do not come back."""
 
+import asyncio
+
 import pytest
 
 from kici.domain import knobs
@@ -93,6 +95,21 @@ async def test_a_made_agent_has_its_own_grace_and_keeps_its_machine_during_it(be
     assert "did not come back within 30 s" in (found.reason or "")
     await bench.passes(2)
     await bench.is_clean()
+
+
+@pytest.mark.spec("D9")
+@benched(a_scaler(), settings={GRACE: 30_000})
+async def test_the_grace_stands_still_while_the_program_does(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, agent = await a_running_job(bench)
+    agent.cut()
+    await bench.passes(2)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(bench.coordinator.absences, "tick", lambda: asyncio.sleep(0))
+        await bench.passes(60)
+    await bench.passes(25)
+    assert await bench.status(job) is JobStatus.RECOVERING
+    await agent.registers((job.id, "running"))
+    assert await bench.status(job) is JobStatus.RUNNING
 
 
 @pytest.mark.spec("D9")

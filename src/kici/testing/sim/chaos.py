@@ -35,6 +35,10 @@ class Chaos:
             "freeze": self._freeze,
             "term": self._terminate,
             "lie": self._lie,
+            "worker-kill": self._worker_kill,
+            "worker-cut": self._worker_cut,
+            "worker-dark": self._worker_dark,
+            "worker-death": self._worker_death,
             "pause": self._pause,
             "partition": self._partition,
             "cloud-cut": self._cloud_cut,
@@ -171,6 +175,29 @@ class Chaos:
         machines = self._world.cloud.machines
         if machines:
             self._world.cloud.takes_away(self._entropy.choice(list(machines)))
+
+    async def _worker_kill(self) -> None:
+        self._entropy.choice(self._world.workers).kill(self._down_seconds())
+
+    async def _worker_cut(self) -> None:
+        self._world.trace.count("worker cut off")
+        self._entropy.choice(self._world.workers).cut()
+
+    async def _worker_dark(self) -> None:
+        """A coordinator and all workers do not reach each other for a while, and are not told."""
+        coordinator, network = self._site().coordinator, self._world.network
+        self._world.trace.tell(f"{coordinator.name}: no worker reaches it", WORLD)
+        self._world.trace.count("workers in the dark")
+        network.darken(coordinator.workers_url, loses=True)
+        try:
+            await asyncio.sleep(self._entropy.uniform(1, 90))
+        finally:
+            network.lighten(coordinator.workers_url)
+
+    async def _worker_death(self) -> None:
+        host = self._entropy.choice(self._world.workers).host
+        if host.alive:
+            host.ends(self._entropy.choice(list(host.alive)), "was killed by signal 9")
 
     async def _lie(self) -> None:
         """An agent tells of a job that another has: it is mad, or somebody else's program with its token."""

@@ -59,6 +59,8 @@ class Checkers:
         self._deferred: dict[tuple[str, str], tuple[int, float, frozenset[AgentId]]] = {}
         self.may_lose: Callable[[AgentTruth], str | None] = lambda agent: None
         """Why the program may give this agent up now; None: it may not."""
+        self.is_ending: Callable[[AgentId], bool] = lambda agent_id: False
+        """Whether a program is taking a spawn down, be that written yet or not."""
         self.is_absent: Callable[[str], bool] = lambda host: False
         """Whether the coordinator of a host was not heard of for so long that others remove its rows."""
         self.cloud = CloudRules(ledger, trace, may_lose=lambda agent: self.may_lose(agent))
@@ -248,8 +250,11 @@ class Checkers:
         if change.job_id is None:
             booting = [
                 spawn
-                for spawn in self._ledger.spawns.values()
-                if spawn.job_id is None and spawn.scaler == change.scaler and spawn.state is SpawnState.BOOTING
+                for agent_id, spawn in self._ledger.spawns.items()
+                if spawn.job_id is None
+                and spawn.scaler == change.scaler
+                and spawn.state is SpawnState.BOOTING
+                and not self.is_ending(agent_id)
             ]
             wanted = self._ledger.warm_max.get(change.scaler, 0) * max(1, len(self._ledger.coordinator_runs))
             is_wanted = len(booting) < wanted
@@ -366,12 +371,14 @@ class Checkers:
             order=order,
             jobs_max=self._ledger.jobs_max[scaler],
             host=host,
-            made_in_run=self._ledger.coordinator_runs[host],
+            made_in_run=self._ledger.coordinator_runs.get(host, 0),
         )
 
     def scaler_refused(self, host: str, scaler: str, *, under_way: frozenset[AgentId]) -> None:
         """A scaler will not make agents: it is left alone for a while.  `under_way` were asked for before."""
         now = asyncio.get_running_loop().time()
+        if host not in self._ledger.coordinator_runs:
+            return  # a worker, which every coordinator leaves alone by itself
         if now - self._registered_at.get((host, scaler), -inf) < LEARNS_SECONDS:
             return
         until = now + self.backoff_seconds
@@ -379,7 +386,7 @@ class Checkers:
 
     def scaler_asked(self, host: str, scaler: str, agent_id: AgentId) -> None:
         run, until, under_way = self._deferred.get((host, scaler), (0, 0.0, frozenset()))
-        is_same_run = run == self._ledger.coordinator_runs[host]
+        is_same_run = run == self._ledger.coordinator_runs.get(host)
         if is_same_run and agent_id not in under_way and not self.jumps:
             left = until - asyncio.get_running_loop().time()
             self._check(left <= 0, f"scaler {scaler} was asked {left:.3f} s before it may be again", agent_id)

@@ -30,7 +30,7 @@ from kici.testing.sim.hints import Hints
 from kici.testing.sim.hosts import HostView, SimHost
 from kici.testing.sim.ledger import Ledger
 from kici.testing.sim.life import CURRENT, Life, MortalClock
-from kici.testing.sim.network import Network
+from kici.testing.sim.network import WORKERS, Network
 from kici.testing.sim.plan import Plan
 from kici.testing.sim.seam import Weather, behind
 from kici.testing.sim.trace import WORLD, Trace
@@ -75,6 +75,7 @@ class SimCoordinator:
     def __init__(self, name: str, machine: Machine) -> None:
         self.name = name
         self.url = f"ws://{name}/ws"
+        self.workers_url = f"{self.url}{WORKERS}"
         self._machine = machine
         self._life = Life(name)
         self._life.is_alive = False
@@ -120,7 +121,7 @@ class SimCoordinator:
             self.program = None
             self._life.die()
             self._leave_pools()
-            self._machine.network.cut_off(self.url)
+            self._cut_off()
             self._task.cancel()
 
     async def freeze(self, seconds: float) -> None:
@@ -131,11 +132,13 @@ class SimCoordinator:
         self._machine.trace.tell(f"{life.name} stands still for {seconds:.1f} s", WORLD)
         self._machine.trace.count("coordinator frozen")
         life.freeze(seconds)
-        network.darken(self.url, loses=False)
+        for url in (self.url, self.workers_url):
+            network.darken(url, loses=False)
         try:
             await asyncio.sleep(seconds)
         finally:
-            network.lighten(self.url)
+            for url in (self.url, self.workers_url):
+                network.lighten(url)
 
     @property
     def is_ready(self) -> bool:
@@ -171,6 +174,14 @@ class SimCoordinator:
         assert self.program is not None
         self._context.copy().run(self.gateway.start, f"link.{end.remote}", self._serve(end))
 
+    def accept_worker(self, end: SimEnd) -> None:
+        """A worker connects."""
+        self._context.copy().run(self.gateway.start, f"worker.{end.remote}", self._serve_worker(end))
+
+    def _cut_off(self) -> None:
+        for url in (self.url, self.workers_url):
+            self._machine.network.cut_off(url)
+
     async def _read(self) -> ScalersConfig:
         """The scalers files as they are now."""
         return self._machine.files.config
@@ -194,7 +205,7 @@ class SimCoordinator:
         finally:
             life.is_alive = False
             self._leave_pools()
-            self._machine.network.cut_off(self.url)
+            self._cut_off()
         self._machine.trace.tell(f"{life.name} is down", WORLD)
 
     def _leave_pools(self) -> None:
@@ -215,6 +226,7 @@ class SimCoordinator:
         try:
             self.program = program
             self._machine.network.listeners[self.url] = self
+            self._machine.network.listeners[self.workers_url] = WorkerDoor(self)
             await program.start()
             self._machine.trace.tell(f"{self._life.name} is up", WORLD)
             await stopping.wait()
@@ -222,7 +234,8 @@ class SimCoordinator:
         finally:
             self.program = None
             self._machine.host.view = None
-            self._machine.network.listeners.pop(self.url, None)
+            for url in (self.url, self.workers_url):
+                self._machine.network.listeners.pop(url, None)
 
     def _program(self, life: Life, supervisor: Supervisor) -> Coordinator:
         machine = self._machine
@@ -280,6 +293,23 @@ class SimCoordinator:
         self.kill(self._machine.weather.entropy.uniform(0.1, 15))
         return True
 
+    async def _serve_worker(self, end: SimEnd) -> None:
+        program, life = self.program, self._life
+        if program is None:
+            return
+        session = program.workers.links.connected(end)
+        code = ABNORMAL
+        try:
+            while True:
+                frame = await end.receive()
+                await life.unfrozen()
+                await session.received(frame)
+        except LinkClosed as closed:
+            code = closed.code
+        finally:
+            if life.is_alive:
+                await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")
+
     async def _serve(self, end: SimEnd) -> None:
         """One connection, as the gateway serves it."""
         program, life = self.program, self._life
@@ -302,6 +332,16 @@ class SimCoordinator:
         finally:
             if self._life.is_alive:
                 await finish(session.closed(code), seconds=CLOSED_SECONDS, what=f"the end of a link of {end.remote}")
+
+
+class WorkerDoor:
+    """Where workers connect."""
+
+    def __init__(self, coordinator: SimCoordinator) -> None:
+        self._coordinator = coordinator
+
+    def accept(self, end: SimEnd) -> None:
+        self._coordinator.accept_worker(end)
 
 
 class SimProbe:

@@ -31,6 +31,7 @@ class SimHost:
         """`pooled`: the machine pools that it shares with others, which are on the same machine then."""
         self.name = name
         self.pooled = pooled
+        self.trace = place.trace
         self.ledger = place.ledger
         self.checkers = place.checkers
         self._plan = plan

@@ -10,6 +10,8 @@ from kici.testing.sim_link import SimEnd, SimWire
 
 ANYBODY: Final = "ws://anybody/ws"
 """A load balancer before all coordinators."""
+WORKERS: Final = "/worker"
+"""Ends the address at which a coordinator lets workers in."""
 CONNECT_SECONDS_MAX: Final = 10.0
 """After which an agent gives up an attempt that nobody answers."""
 
@@ -36,7 +38,8 @@ class Network:
         """Raises `ConnectionError` as the agent's real connection does."""
         await asyncio.sleep(self._entropy.uniform(*self._delay_seconds))
         if url == ANYBODY:
-            url = self._entropy.choice(sorted(self.listeners) or [url])
+            doors = sorted(there for there in self.listeners if not there.endswith(WORKERS))
+            url = self._entropy.choice(doors or [url])
         if self.is_black_hole or url in self.dark:
             await asyncio.sleep(CONNECT_SECONDS_MAX)
             raise ConnectionError(f"cannot connect to {url}: timed out")
@@ -57,7 +60,7 @@ class Network:
         return url not in self.dark and not wire.is_deaf and not wire.a.is_closed and not wire.b.is_closed
 
     def connected(self) -> list[AgentId]:
-        return [agent_id for agent_id in self._wires if self.is_intact(agent_id)]
+        return [agent_id for agent_id in self._wires if self.is_intact(agent_id) and "/" not in agent_id]
 
     def cut(self, agent_id: AgentId) -> None:
         """Reset the connection of an agent: both ends are told."""

@@ -91,6 +91,14 @@ CLOUD_SETTINGS: Final[Mapping[str, int]] = {
     knobs.SCALER_REAP_STRANDED_TIMEOUT_MS.name: 240_000,
     knobs.SCALER_REAP_REATTEMPT_INTERVAL_MS.name: 60_000,
 }
+WORKER_EVERY_SECONDS: Final[Mapping[str, tuple[float, float]]] = {
+    "worker-kill": (10, 60),
+    "worker-cut": (5, 40),
+    "worker-dark": (10, 60),
+    "worker-death": (5, 40),
+}
+"""Of seeds with workers."""
+WORKER_SEEDS: Final = 0.2
 CLOUD_SEEDS: Final = 0.25
 CLOUD_FAULT_SEEDS: Final = 0.4
 POOLED_SEEDS: Final = 0.3
@@ -119,6 +127,10 @@ class Plan:
     """Machines of the cloud reach any coordinator, as behind a load balancer."""
     skew_ms_max: int = 0
     """How far the clocks of several coordinators may differ from that of their store."""
+    workers: int = 0
+    """Hosts that spawn for coordinators."""
+    worker_agents: int = 3
+    """How many agents each of them makes at most."""
     agents_max: int = 20
     """Of all scalers together."""
     pool_cpus: float = 0.0
@@ -166,7 +178,8 @@ def draw(seed: int) -> Plan:
         settings=_settings(entropy),
     )
     plan = replace(plan, pool_cpus=_pool_cpus(plan, later))
-    return _with_cloud(plan, later.fork("cloud"), is_calm=len(kinds) < 2)
+    plan = _with_cloud(plan, later.fork("cloud"), is_calm=len(kinds) < 2)
+    return _with_workers(plan, later.fork("workers"), is_calm=len(kinds) < 2)
 
 
 def _kinds(entropy: SeededEntropy) -> frozenset[str]:
@@ -203,6 +216,21 @@ def _with_cloud(plan: Plan, entropy: SeededEntropy, *, is_calm: bool) -> Plan:
         every={**plan.every, **every},
         odds={**plan.odds, **odds},
         settings={**plan.settings, **CLOUD_SETTINGS},
+    )
+
+
+def _with_workers(plan: Plan, entropy: SeededEntropy, *, is_calm: bool) -> Plan:
+    """The same with workers, for some seeds."""
+    if not entropy.chance(WORKER_SEEDS):
+        return plan
+    share = 0.0 if is_calm else CLOUD_FAULT_SEEDS
+    every = {kind: entropy.uniform(*span) for kind, span in WORKER_EVERY_SECONDS.items() if entropy.chance(share)}
+    return replace(
+        plan,
+        workers=entropy.choice([1, 1, 2]),
+        jobs=min(plan.jobs, 40),
+        worker_agents=round(entropy.uniform(1, 4)),
+        every={**plan.every, **every},
     )
 
 

@@ -100,7 +100,8 @@ class Settlement:
             ("spawns in memory", (one.agent_id for program in programs for one in program.spawns), kept),
             ("machines of the cloud", world.cloud.machines, frozenset()),
             ("events on their way", world.checkers.cloud.on_their_way, frozenset()),
-            ("agent processes", chain(*(site.host.agents for site in world.sites)), kept),
+            ("agent processes", chain(*(host.agents for host in world.hosts())), kept),
+            ("records of workers", (str(path) for one in world.workers for path in one.disk.contents), frozenset()),
             ("registered agents", (one.agent_id for program in programs for one in program.registry), registered),
             ("sessions", ledger.sessions, registered),
         )

@@ -75,6 +75,13 @@ CLOUD_KINDS: Final = (
 """Where there is a cloud."""
 
 
+WORKER_KINDS: Final = (
+    Kind(10, ("yard",)),
+    Kind(3, ("linux", "yard"), queue_seconds=150),
+)
+"""Where there are workers."""
+
+
 class Workload:
     """`reach()` is where the next request goes."""
 
@@ -86,7 +93,9 @@ class Workload:
         self._trace = trace
         self._ledger = ledger
         self._reach = reach
-        self._kinds = (*KINDS, *CLOUD_KINDS) if plan.cloud_agents else KINDS
+        self._kinds: list[Kind] = [*KINDS]
+        self._kinds += CLOUD_KINDS if plan.cloud_agents else ()
+        self._kinds += WORKER_KINDS if plan.workers else ()
         self._runs = 0
         self._jobs = 0
 

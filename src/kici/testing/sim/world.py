@@ -16,7 +16,7 @@ from kici.apps.assembly import Coordinator
 from kici.config.model import ScalersConfig
 from kici.domain import knobs
 from kici.domain.errors import StoreDown
-from kici.domain.ids import DEFAULT_ORG
+from kici.domain.ids import DEFAULT_ORG, AgentId
 from kici.domain.secret import parse_secret_ref
 from kici.stores.query import Query
 from kici.testing.fake_ledger import PooledHost
@@ -28,6 +28,7 @@ from kici.testing.sim.cloud import SimCloud, registration
 from kici.testing.sim.coordinator import Files, SimCoordinator
 from kici.testing.sim.fleet import CLOUD_REF, POOLED, scalers, with_pool
 from kici.testing.sim.hints import Hints
+from kici.testing.sim.hosts import SimHost
 from kici.testing.sim.ledger import Caps, Ledger
 from kici.testing.sim.network import Network
 from kici.testing.sim.plan import Plan
@@ -37,6 +38,7 @@ from kici.testing.sim.statics import StaticAgents
 from kici.testing.sim.trace import WORLD, LogTap, Trace
 from kici.testing.sim.watched import Change, WatchedCore, watched_store
 from kici.testing.sim.wellness import LOOK_SECONDS, Wellness
+from kici.testing.sim.worker import SimWorker, yard
 from kici.testing.sim.workload import CLIENT, CLOUD_SECRET, SECRET, Workload
 from kici.testing.sim_clock import SimClock
 
@@ -79,10 +81,12 @@ class World:
         self.files = Files(self._first_config)
         self.checkers.cloud.sees_others = self._sees_others
         self.checkers.is_absent = self._is_absent
+        self.checkers.is_ending = self._is_ending
         self.cloud = SimCloud(plan, entropy.fork("cloud"), place, self.checkers.cloud)
         self._note_config()
         self._skew_ms_max = 0
         self.sites = self._make_sites(place, entropy)
+        self.workers = [self._make_worker(number, place, entropy) for number in range(plan.workers)]
         self.statics = StaticAgents(self.store, place, entropy.fork("tokens"), url=self._url)
         self.workload = Workload(plan, entropy.fork("workload"), self.trace, self.ledger, self.reach)
 
@@ -100,6 +104,16 @@ class World:
         )
         return [Site.make(name, common, clock=self._clock_of(name), entropy=entropy.fork(name)) for name in names]
 
+    def _make_worker(self, number: int, place: AgentPlace, entropy: SeededEntropy) -> SimWorker:
+        name = f"worker-{number}"
+        own = entropy.fork(name)
+        worker = SimWorker(number, self.plan, own, SimHost(name, self.plan, own, place, pooled=None), self.network)
+        worker.urls = tuple(site.coordinator.workers_url for site in self.sites)
+        for entry in yard(self.plan, number).scalers:
+            self.ledger.caps[entry.name] = Caps(entry.max_agents, inf, inf)
+            self.ledger.jobs_max[entry.name] = 1
+        return worker
+
     def _clock_of(self, name: str) -> SimClock:
         """A single coordinator has an embedded store, which shares its clock."""
         if self.plan.coordinators == 1:
@@ -115,9 +129,13 @@ class World:
         up = [site.coordinator for site in self.sites if site.coordinator.is_up]
         return self._entropy.choice(up) if up else self.sites[0].coordinator
 
+    def hosts(self) -> list[SimHost]:
+        """Where local backends make agents."""
+        return [*(site.host for site in self.sites), *(worker.host for worker in self.workers)]
+
     def agents(self) -> list[SimAgent]:
         """All that live, wherever they are."""
-        made = chain(*(site.host.agents.values() for site in self.sites))
+        made = chain(*(host.agents.values() for host in self.hosts()))
         return [*self.statics.alive(), *(agent for agent in made if agent.is_alive), *self.cloud.agents()]
 
     def jump(self, site: Site, ms: int) -> None:
@@ -187,6 +205,8 @@ class World:
             life = loop.create_task(self._live(), name="world")
             violated = loop.create_task(self.trace.violated.wait(), name="violated")
             await asyncio.wait({life, violated}, return_when=asyncio.FIRST_COMPLETED)
+            for worker in self.workers:
+                worker.kill(0.0)
             for site in self.sites:
                 site.coordinator.kill(0.0)  # what a broken run would still do is of no interest
             violated.cancel()
@@ -201,6 +221,9 @@ class World:
                 group.create_task(site.coordinator.keep_running(), name=f"keep {site.name}") for site in self.sites
             ]
             eternal.append(group.create_task(self._watch(), name="watch"))
+            eternal += [group.create_task(one.keep_running(), name=f"keep {one.name}") for one in self.workers]
+            for worker in self.workers:
+                await self._let_in(worker)
             await self.patiently(lambda it: it.secrets.put(DEFAULT_ORG, parse_secret_ref(SECRET), "hush"))
             if self.plan.cloud_agents:
                 await self._subscribe()
@@ -210,6 +233,14 @@ class World:
             await self._settle()
             for task in eternal:
                 task.cancel()
+
+    async def _let_in(self, worker: SimWorker) -> None:
+        """An operator makes a join token and brings it to the host."""
+
+        async def make(it: Coordinator) -> None:
+            _, worker.keys.token = await it.workers.create_join_token(by="somebody", ttl_ms=3_600_000)
+
+        await self.patiently(make)
 
     async def _subscribe(self) -> None:
         """The cloud hears of scale events."""
@@ -228,6 +259,8 @@ class World:
     async def _settle(self) -> None:
         self.trace.tell("faults have stopped", WORLD)
         self.cloud.is_kind = True
+        for worker in self.workers:
+            worker.host.is_kind = True
         for site in self.sites:
             site.become_fair()
         settlement = Settlement(self)
@@ -258,7 +291,14 @@ class World:
         since = self._store_clock.now() - PRESENT_SECONDS * 1000
         return not beats or any(beat_at > since for beat_at in beats.values())
 
+    def _is_ending(self, agent_id: AgentId) -> bool:
+        programs = [site.coordinator.program for site in self.sites if site.coordinator.program is not None]
+        return any(tracked.is_ending for one in programs if (tracked := one.spawns.get(agent_id)) is not None)
+
     def _is_absent(self, host: str) -> bool:
+        worker = next((one for one in self.workers if one.name == host), None)
+        if worker is not None:
+            return not worker.is_up
         return self._beats().get(host, 0) <= self._store_clock.now() - ABSENT_SECONDS * 1000
 
     def _beats(self) -> dict[str, int]:
