@@ -1,4 +1,6 @@
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -225,6 +227,14 @@ class TestContainer:
         assert found.spec.registry["registry"] == "ghcr.io"
         without = {"dockerfile": "Dockerfile", "credentials": {"password": "r:p"}}
         assert "registry" in faults({"run": "x", "container": without})["$.container.credentials"]
+
+    def test_the_page_about_containers_shows_a_job_that_is_accepted(self) -> None:
+        page = (Path(__file__).parents[3] / "docs" / "containers.md").read_text()
+        (shown,) = [text for text in re.findall(r"```json\n(.*?)```", page, re.DOTALL) if "dockerfile" in text]
+        (found,) = read_job(json.loads(shown)).jobs
+        assert found.spec.build.target == "test"
+        assert found.demand.image == "dockerfile:Dockerfile"
+        assert "COPY list" in found.spec.build.context["Dockerfile"]
 
     def test_a_dockerfile_comes_with_what_it_is_built_from(self) -> None:
         files = {"ci/D": "FROM a", "data": "1"}
