@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from tests.contract.container_benches import SCALER, FakeEngineBench
@@ -10,8 +11,9 @@ from tests.unit.backends.test_container import a_bench, error_of, in_image
 
 from kici.backends.container.backend import SWEEP_AT_ONCE
 from kici.decide.container_plan import AGENT
+from kici.domain.container import NetworkSpec
 from kici.domain.errors import DeterministicRefusal, Retryable
-from kici.ports.engine import ContainerInfo, EngineAddress, EngineDown, EngineEvent
+from kici.ports.engine import ContainerInfo, EngineAddress, EngineDown, EngineEvent, EngineRefused
 from kici.testing.contracts.backend import Kind, an_id
 from kici.testing.fake_engine import ADDRESS, EngineRoom, FakeEngine, ImageScript, InRegistry
 from kici.testing.virtual_time import virtual
@@ -159,6 +161,35 @@ async def test_an_engine_that_is_away_is_asked_ever_more_rarely_and_told_of_once
     assert 10 < Deaf.tries < 25
     assert [record.message for record in caplog.records].count("engine.silent") == 1
     await bench.close()
+
+
+class SlowNetworks(FakeEngine):
+    """Takes the addresses of a network at once, and shows it a while later, as an engine does."""
+
+    taken: ClassVar[set[str]] = set()
+
+    async def create_network(self, spec: NetworkSpec) -> None:
+        if spec.subnet in self.taken:
+            await asyncio.sleep(2)
+            raise EngineRefused("Pool overlaps with other one on this address space")
+        self.taken.add(str(spec.subnet))
+        await asyncio.sleep(1)
+        await super().create_network(spec)
+
+
+@virtual
+async def test_the_first_agents_may_come_together_here_and_beside_another_orchestrator() -> None:
+    SlowNetworks.taken.clear()
+    one, other = OtherEngineBench(SlowNetworks), OtherEngineBench(SlowNetworks)
+    other.room, other.packets = one.room, one.packets
+    benches = [await a_bench(one), await a_bench(other)]
+    async with asyncio.TaskGroup() as group:
+        for number, bench in enumerate([*benches, *benches]):
+            order = bench.order(an_id(number), Kind.LIVES)
+            group.create_task(bench.backend.spawn(order, bench.heard.on_event))
+    assert len(one.packets.addresses()) == 4
+    for bench in benches:
+        await bench.close()
 
 
 class HalfBlind(FakeEngine):

@@ -1,5 +1,6 @@
 """The isolated network of agents on this host: the bridge, its static rules, and the rules of each agent."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Fencing:
         self._network = network
         self._resolvers = resolvers
         self._fence: isolate.Fence | None = None
+        self._making = asyncio.Lock()
+        """Two who make the network at once take each other's addresses for taken."""
         self._binds = False
         """Whether frames can be filtered here: then an address belongs to a port of the bridge."""
 
@@ -61,11 +64,12 @@ class Fencing:
 
     async def ensure(self) -> isolate.Fence:
         """The network and its static rules.  Raises `DeterministicRefusal` where they cannot be had."""
-        if self._fence is None:
-            fence = await self._find()
-            await self._lay(fence)
-            self._fence = fence
-        return self._fence
+        async with self._making:
+            if self._fence is None:
+                fence = await self._find()
+                await self._lay(fence)
+                self._fence = fence
+            return self._fence
 
     async def _lay(self, fence: isolate.Fence) -> None:
         """The static rules; agents' own stay."""
@@ -180,6 +184,8 @@ class Fencing:
             except Conflict:
                 pass  # another orchestrator was faster
             except EngineRefused as error:
+                if await self._engine.network(wanted.name) is not None:
+                    return await self._find()  # another orchestrator was making it
                 raise DeterministicRefusal(
                     f"the network {wanted.name} for agents cannot be made: {error}; free {wanted.subnet}, "
                     "or set networkIsolation: false on the scaler"
