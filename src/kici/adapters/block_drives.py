@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kici.adapters.block_copy import copy_sparse
+from kici.adapters.block_copy import copy_sparse, dig_holes
 from kici.adapters.block_templates import FOLDER, OverlayTemplates
 from kici.adapters.disk import free_bytes
 from kici.adapters.host_commands import HostCommands
@@ -55,6 +55,7 @@ class HostDrives:
             await self.open_up(root)
             await self._commands.run("chown", f"{os.getuid()}:{os.getgid()}", str(source))
         _keep(source, target)
+        await self._in_thread(lambda: _settle(target), f"keeping {target}")
 
     async def copy(self, source: Path, target: Path, *, owner: tuple[int, int] | None) -> None:
         await self._in_thread(lambda: copy_sparse(source, target), f"the copy of {source}")
@@ -159,10 +160,15 @@ def _entries(folder: Path) -> list[Path]:
 def _keep(source: Path, target: Path) -> None:
     try:
         os.chown(source, os.getuid(), os.getgid())
-        source.chmod(0o444)
+        source.chmod(0o600)
         source.rename(target)
     except OSError as error:
         raise DeterministicRefusal(f"cannot move {source} to {target}: {error.strerror}") from error
+
+
+def _settle(path: Path) -> None:
+    dig_holes(path)  # memory of a guest is mostly empty
+    path.chmod(0o444)
 
 
 def _make_folder(path: Path) -> None:

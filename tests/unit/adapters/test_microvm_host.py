@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kici.adapters import vm_processes
-from kici.adapters.block_copy import copy_sparse
+from kici.adapters.block_copy import copy_sparse, dig_holes
 from kici.adapters.block_drives import HostDrives
 from kici.adapters.block_templates import OverlayTemplates, is_template
 from kici.adapters.host_commands import CommandFailed, HostCommands
@@ -379,3 +379,35 @@ def test_a_machine_of_the_same_id_in_another_folder_is_somebody_elses(tmp_path: 
         (ours.root / "qemu.pid").write_text(str(other.pid))
         assert not vmm.probe(ours).is_confirmed, "whatever a PID file says"
         other.communicate()
+
+
+def test_zeros_in_a_file_take_no_room_and_are_still_there(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    content = b"a" * 100_000 + bytes(8 * MIB) + b"b" * 5000 + bytes(3 * MIB) + b"c" + bytes(70_001)
+    path.write_bytes(content)
+    before = path.stat().st_blocks
+    dig_holes(path)
+    assert path.read_bytes() == content
+    if before * 512 >= len(content):  # the file system does not do it by itself
+        assert path.stat().st_blocks * 512 < MIB
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(1), bytes(64 * 1024), b"y" * (16 * MIB + 1)])
+def test_files_without_holes_to_dig_stay_as_they_are(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "memory"
+    path.write_bytes(content)
+    dig_holes(path)
+    assert path.read_bytes() == content
+
+
+async def test_what_a_guest_wrote_is_kept_for_reading_only(tmp_path: Path) -> None:
+    drives = HostDrives(tmp_path, HostCommands())
+    source, target = tmp_path / "written", tmp_path / "kept"
+    source.write_bytes(b"memory" + bytes(MIB))
+    source.chmod(0o666)
+    await drives.keep(source, target, root=tmp_path)
+    assert not source.exists()
+    assert target.read_bytes() == b"memory" + bytes(MIB)
+    assert target.stat().st_mode & 0o777 == 0o444
+    with pytest.raises(DeterministicRefusal, match="cannot move"):
+        await drives.keep(source, tmp_path / "again", root=tmp_path)
