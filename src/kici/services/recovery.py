@@ -169,7 +169,9 @@ class Recovery:
         """A grace after the restart: take down computes whose agents had no job and did not come back."""
         for agent_id in sorted(self._waiting):
             tracked = self._spawns.get(agent_id)
-            if tracked is not None and not is_connected(agent_id) and not await is_elsewhere(agent_id):
+            if tracked is None or is_connected(agent_id) or agent_id in self._absences:
+                continue  # it came, and what it lost since has a grace of its own
+            if not await is_elsewhere(agent_id):
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
 
 

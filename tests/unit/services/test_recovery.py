@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kici.config.model import Reuse
 from kici.domain import knobs
 from kici.domain.errors import Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId
@@ -351,3 +352,21 @@ async def test_without_its_records_nothing_starts_and_nothing_is_ended(bench: Be
     await agent.registers((job.id, "running"))
     agent.ends(job.id)
     assert (await bench.ended(job)).status is JobStatus.SUCCESS
+
+
+@pytest.mark.spec("D9", "D28")
+@benched(a_scaler(reuse=Reuse(idle_seconds=600.0, max_jobs=5)), settings={GRACE: 30_000})
+async def test_an_agent_that_came_after_the_restart_and_blinks_has_its_own_grace(bench: Bench) -> None:
+    job, agent = await a_running_job(bench)
+    agent.ends(job.id)
+    await bench.passes()
+    await bench.is_killed()
+    await bench.starts()
+    await agent.registers()
+    later = await bench.submits("linux")
+    assert await agent.starts() == later.id
+    await bench.passes(28)
+    agent.cut()
+    await bench.passes(5)  # the grace after the restart is over
+    assert await bench.status(later) is JobStatus.RECOVERING
+    assert list(bench.machines.alive) == [agent.agent_id]

@@ -43,7 +43,11 @@ def replay(seed: int, *, of: Iterable[str], lines: bool) -> int:
     for line in report.lines:
         print(line)
     plan = report.plan
-    print(f"seed {seed}: {plan.coordinators} coordinators, {plan.jobs} jobs, {plan.static_agents} static agents")
+    print(
+        f"seed {seed}: {plan.coordinators} coordinators, {plan.workers} workers, {plan.jobs} jobs, "
+        f"{plan.static_agents} static agents, {plan.cloud_agents} machines of a cloud at most, "
+        f"a machine pool of {plan.pool_cpus:.1f} cpus"
+    )
     for title, faults in (("every so many seconds", plan.every), ("with a probability of", plan.odds)):
         shown = ", ".join(f"{kind} {value:.3g}" for kind, value in faults.items())
         print(f"  faults {title}: {shown or 'none'}")
