@@ -64,16 +64,15 @@ def test_a_restart_finds_them_again_also_when_their_scaler_was_removed(engine: L
     waits = "echo begun; while ! test -e /stop; do sleep 0.1; done; echo told"
     with coordinator(engine, "again", a_scaler("one"), a_scaler("two"), port=4831, **environ) as kici:
         lives, loses = kici.submit(waits, "-l", "one"), kici.submit(waits, "-l", "two")
-        for job in (lives, loses):
-            until(lambda job=job: "begun" in kici.output(job), seconds=60, what="the job has begun")
+        jobs = (lives, loses)
+        until(lambda: all("begun" in kici.output(job) for job in jobs), seconds=60, what="both jobs have begun")
         kici.stop(signal.SIGKILL)
         kici.configure([a_scaler("one")])
         kici.start()
         assert len(kici.containers()) == 2
         for one in kici.containers():
             kici.lab.run("docker", "-H", f"unix://{engine.socket}", "exec", one["Id"], "/bin/sh", "-c", "echo > /stop")
-        for job in (lives, loses):
-            until(lambda job=job: kici.job(job)["status"] == "success", seconds=60, what="the job goes on to its end")
+        until(lambda: all(kici.job(job)["status"] == "success" for job in jobs), seconds=60, what="both go on to their end")
         kici.settle(30)
 
 
