@@ -243,7 +243,12 @@ class Stage:
                 *("--scalers", str(scalers)),
                 *("--database-url", self.postgres.url),
             ],
-            env={"KICI_SECRET_KEY": "0" * 64, "KICI_CLUSTER_ADDRESS": f"ws://{address}/ws"},
+            env={
+                "KICI_SECRET_KEY": "0" * 64,
+                "KICI_CLUSTER_ADDRESS": f"ws://{address}/ws",
+                # Some jobs are for one host only: they wait for it however long it is cut off.
+                "KICI_UNROUTABLE_GRACE_MS": "600000",
+            },
             within=self.network.within(host),
         )
 
