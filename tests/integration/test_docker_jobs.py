@@ -162,14 +162,15 @@ def test_a_job_that_uses_more_memory_than_it_may_is_told_so(kici: LabCoordinator
     kici.settle()
 
 
-def test_a_dockerfile_is_refused_in_words(kici: LabCoordinator) -> None:
+def test_a_dockerfile_is_refused_in_words_where_agents_have_no_engine(kici: LabCoordinator) -> None:
     file = kici.lab.folder / "run.json"
+    container = {"dockerfile": "D", "context": {"D": f"FROM {BUSYBOX}\n"}}
     file.write_text(
-        json.dumps({"name": "b", "jobs": {"a": {"runsOn": ["pool"], "run": "true", "container": {"dockerfile": "D"}}}})
+        json.dumps({"name": "b", "jobs": {"a": {"runsOn": ["pool"], "run": "true", "container": container}}})
     )
     done = kici.run("submit", str(file))
     assert done.returncode != 0
-    assert "Dockerfile" in done.stdout + done.stderr
+    assert "the agent's host has neither docker nor podman; name labels of agents" in done.stdout + done.stderr
 
 
 def test_the_doctor_looks_at_engine_disk_images_and_filter(engine: Lab) -> None:
