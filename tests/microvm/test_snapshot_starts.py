@@ -150,8 +150,10 @@ def test_jobs_run_in_guests_of_firecracker_that_go_on_from_one_snapshot() -> Non
         for _ in range(2):
             done = one.coordinator.run("run", "-l", "tiny", "--", "metadata")
             assert (done.returncode, done.stdout) == (0, "status 200 {}\n"), done.stderr + one.log()[-3000:]
-        seeds = set(re.findall(r"renewed with (\w+)", one.log()))
-        assert len(seeds) == 2, "each goes on from the snapshot, with chance of its own"
+        until(
+            lambda: len(set(re.findall(r"renewed with (\w+)", one.log()))) == 2,
+            what="each goes on from the snapshot, with chance of its own",
+        )
         held = contents(folder)
         assert SECRET.encode() not in held
         assert not re.search(rb"kat_\w{8}", held), "no credential of an agent"
