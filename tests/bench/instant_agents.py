@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -30,6 +31,7 @@ from kici.wire.messages import (
 )
 
 AWAY_SECONDS_MAX: Final = 5.0
+BEAT_SECONDS: Final = 30.0
 
 
 class Crowd:
@@ -42,14 +44,18 @@ class Crowd:
 
     async def agent(self, number: int) -> None:
         while True:
-            with suppress(aiohttp.ClientError, OSError):
+            with suppress(aiohttp.ClientError, OSError, ExceptionGroup):
                 await self._connected(number)
             self._registered.discard(number)
             await asyncio.sleep(random.uniform(0, AWAY_SECONDS_MAX))
 
     async def _connected(self, number: int) -> None:
         url = os.environ["KICI_ORCHESTRATOR_URL"]
-        async with self._http.ws_connect(url, max_msg_size=0, compress=0) as socket:
+        beats: asyncio.Task[None] | None = None
+        async with (
+            self._http.ws_connect(url, max_msg_size=0, compress=0) as socket,
+            asyncio.TaskGroup() as group,
+        ):
 
             async def send(message: Message) -> None:
                 await socket.send_str(encode(message).decode())
@@ -65,13 +71,21 @@ class Crowd:
                         self._registered.add(number)
                         if len(self._registered) == self._count:
                             print("ready", flush=True)
-                        await send(Heartbeat())
+                        beats = beats or group.create_task(self._beats(send))
                     case JobDispatch(job_id=job_id):
                         await send(JobAck(job_id=job_id))
                     case JobStart(job_id=job_id):
                         await send(JobStatusReport(job_id=job_id, state="success", exit_code=0))
                     case _:
                         pass
+            if beats is not None:
+                beats.cancel()
+
+    async def _beats(self, send: Callable[[Message], Awaitable[None]]) -> None:
+        with suppress(aiohttp.ClientError, OSError):
+            while True:
+                await send(Heartbeat())
+                await asyncio.sleep(BEAT_SECONDS)
 
 
 async def main(count: int, label: str, prefix: str) -> None:
