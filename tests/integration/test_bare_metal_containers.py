@@ -72,7 +72,7 @@ def test_a_restart_finds_them_again_also_when_their_scaler_was_removed(engine: L
         assert len(kici.containers()) == 2
         for one in kici.containers():
             kici.lab.run("docker", "-H", f"unix://{engine.socket}", "exec", one["Id"], "/bin/sh", "-c", "echo > /stop")
-        until(lambda: all(kici.job(job)["status"] == "success" for job in jobs), seconds=60, what="both go on to their end")
+        until(lambda: all(kici.job(job)["status"] == "success" for job in jobs), seconds=60, what="both go on")
         kici.settle(30)
 
 

@@ -42,7 +42,7 @@ def test_a_run_file_is_completed_where_it_brings_no_files_itself(folder: Path) -
             "odd": [],
         }
     }
-    assert with_files(document, folder) is document
+    assert with_files(document, folder) == document  # completed in place
     assert "requirements.txt" in document["jobs"]["builds"]["container"]["context"]
     assert document["jobs"]["brings"]["container"]["context"] == {"D": "FROM a"}
     odd: list[object] = [None, [], {"jobs": 5}, {"jobs": {"a": {"container": {"dockerfile": 5}}}}]
