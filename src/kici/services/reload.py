@@ -50,7 +50,11 @@ class Builder(Protocol):
 class Serving(Protocol):
     """Who makes agents by the configuration that is in force."""
 
-    local: Fleet
+    @property
+    def local(self) -> Fleet: ...
+
+    @local.setter
+    def local(self, fleet: Fleet) -> None: ...
 
 
 class PoolKeeper(Protocol):
