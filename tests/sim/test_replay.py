@@ -12,7 +12,7 @@ DIGEST = "import sys; from kici.testing.sim.run import run_seed; print(run_seed(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", [7, 18])
+@pytest.mark.parametrize("seed", [7, 18, 283])
 def test_equal_seeds_leave_equal_traces_in_separate_processes(seed: int) -> None:
     digests = {run_seed(seed).digest}
     for hash_seed in ("1", "2"):

@@ -108,7 +108,7 @@ class WorkerLinks:
         self._clock = clock
         self._entropy = entropy
         self._gave_up = gave_up
-        self._sessions: set[CoordinatorLink] = set()
+        self._sessions: dict[CoordinatorLink, None] = {}
         self._joining: str | None = None
         """The address at which the join token is being traded."""
         self._refusals: dict[str, list[str]] = {}
@@ -180,7 +180,7 @@ class WorkerLinks:
             now=self._clock.monotonic(),
         )
         session = CoordinatorLink(link=link, half=half, links=self, url=url, clock=self._clock)
-        self._sessions.add(session)
+        self._sessions[session] = None
         session.open()
         return session
 
@@ -206,7 +206,7 @@ class WorkerLinks:
         """The connection is gone."""
         if session not in self._sessions:
             return
-        self._sessions.discard(session)
+        del self._sessions[session]
         self._failures[session.url] += 1
         if session.is_seated:
             session.is_seated = False

@@ -84,7 +84,7 @@ class Workers:
         """Set by the composition root: told which warm pools of workers are to be filled from here."""
         self._hosts: dict[str, RemoteHost] = {}
         self._linked: dict[str, WorkerConnection] = {}
-        self._connections: set[WorkerConnection] = set()
+        self._connections: dict[WorkerConnection, None] = {}
         self._looked_at = clock.monotonic()
 
     def host(self, worker_id: str) -> RemoteHost | None:
@@ -158,7 +158,7 @@ class Workers:
         """A new socket."""
         gate = WorkerGate(instance_id=self._instance_id, nonce=self._entropy.hex(16), now=self._clock.monotonic())
         connection = WorkerConnection(link=link, gate=gate, desk=self, clock=self._clock)
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
 
     async def judge(self, connection: WorkerConnection, asked: Judge) -> None:
@@ -236,7 +236,7 @@ class Workers:
 
     async def lost(self, connection: WorkerConnection, why: str) -> None:
         """A socket is gone."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         worker_id = "" if connection.hello is None else connection.hello.worker_id
         if self._linked.get(worker_id) is not connection:
             return
