@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from kici.adapters import proc
+from kici.adapters.process_looks import Looks
 from kici.adapters.short_commands import outputs
 from kici.domain.errors import DeterministicRefusal, Retryable
 from kici.ports.processes import MARK, Completed, Exit, Process, ProcessId, Program
@@ -80,6 +81,7 @@ class LinuxProcess:
 class LinuxProcesses:
     def __init__(self) -> None:
         self._boot = proc.boot_id()
+        self._looks = Looks()
 
     async def start(self, program: Program) -> Process:
         # One block without an await: a cancellation comes before or after it, never in between.
@@ -101,8 +103,7 @@ class LinuxProcesses:
         return None if pidfd is None else LinuxProcess(process_id, pidfd, lambda _pidfd: Exit())
 
     async def marked(self, prefix: str) -> Sequence[tuple[str, ProcessId]]:
-        seen = await asyncio.to_thread(proc.snapshot)
-        found = await asyncio.to_thread(proc.marks, seen)
+        seen, found = await self._looks.look()
         pids = sorted((pid for pid, mark in found.items() if mark.startswith(prefix)), key=lambda p: _rank(seen[p]))
         return [(found[pid], self._identify(seen[pid])) for pid in pids]
 
@@ -156,8 +157,7 @@ class LinuxProcesses:
 
     async def _family(self, root: ProcessId | None, mark: str) -> list[tuple[LinuxProcess, int]]:
         """Who is left of a family, held, with their process groups."""
-        seen = await asyncio.to_thread(proc.snapshot)
-        found = await asyncio.to_thread(proc.marks, seen)
+        seen, found = await self._looks.look()
         marked = {pid for pid, value in found.items() if value == mark}
         pids = proc.family(seen, root, marked=marked, own=os.getpid())
         held = ((self.adopt(self._identify(seen[pid])), seen[pid].group) for pid in sorted(pids))
