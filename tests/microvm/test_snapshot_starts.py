@@ -25,6 +25,8 @@ from kici.testing.contracts.backend import CASES, Case, Kind, an_id
 pytestmark = [pytest.mark.xdist_group("microvms"), pytest.mark.timeout(300)]
 SECRET = "only-for-the-guest"
 ROOT = Path(__file__).parents[2]
+DRIFT_SECONDS = 4
+"""How far an emulated clock, measured by the guest on a busy machine, may be off."""
 
 
 def with_snapshot(entry: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +196,7 @@ def test_jobs_run_in_linux_guests_that_go_on_from_one_snapshot_and_share_nothing
     with orchestra(entry) as one:
         folder = until_made(one)
         made_at = (folder / "snapshot.state").stat().st_mtime
-        time.sleep(3)  # so that a clock that was not set shows
+        time.sleep(2 * DRIFT_SECONDS)  # so that a clock that was not set shows
         found = []
         for _ in range(2):
             began = time.time()
@@ -202,7 +204,7 @@ def test_jobs_run_in_linux_guests_that_go_on_from_one_snapshot_and_share_nothing
             assert done.returncode == 0, done.stderr + one.log()[-3000:]
             found.append({**json.loads(done.stdout), "began": began, "ended": time.time()})
         for each in found:
-            assert each["began"] - 1 < each["time"] < each["ended"] + 1
+            assert each["began"] - DRIFT_SECONDS < each["time"] < each["ended"] + DRIFT_SECONDS
             assert "ip=169.254.1.2:::255.255.0.0::" in each["command line"], "it went on, and did not boot"
             assert not each["marker was there"], "each has a drive of its own"
             assert f"eth0\t00000000\t{bytes([1, 0, 200, 10]).hex().upper()}" in each["routes"]
@@ -211,7 +213,7 @@ def test_jobs_run_in_linux_guests_that_go_on_from_one_snapshot_and_share_nothing
             assert each["host"].startswith("scaler-firecracker-")
         for name in ("random", "uuid", "host"):
             assert found[0][name] != found[1][name]
-        assert found[0]["time"] - made_at > 3
+        assert found[0]["time"] - made_at > DRIFT_SECONDS
         held = contents(folder)
         assert SECRET.encode() not in held
         assert not re.search(rb"kat_\w{8}", held), "no credential of an agent"
