@@ -9,6 +9,7 @@ import pytest
 
 from kici.decide import reap
 from kici.decide.elect import Term
+from kici.domain import knobs
 from kici.services import event_provision_reaper
 from kici.stores.query import Query
 from kici.testing.sim.plan import CLOUD_SETTINGS, Plan, draw
@@ -101,7 +102,8 @@ def test_the_row_of_a_machine_stays_until_its_scale_down_is_delivered() -> None:
 
 
 def test_a_blink_is_no_reason_to_remove_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = clouded(*range(4), every={"cut": 1.0}, link_seconds=(0.5, 1.0))
+    plans = clouded(*range(4), every={"cut": 0.3}, link_seconds=(0.5, 1.0))
+    plans = [replace(plan, settings={**plan.settings, knobs.SCALER_REAP_INTERVAL_MS.name: 5000}) for plan in plans]
     assert first_violation(plans) == ""
     monkeypatch.setattr(reap.ReapWindows, "grace_ms", 0)
     assert "given up while its agent was well" in first_violation(plans)
