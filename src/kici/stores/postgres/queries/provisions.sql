@@ -91,9 +91,10 @@ WHERE agent_id = :agent_id AND backend_type = 'event' AND emitted_at IS NOT NULL
     AND adopted_by IS NOT DISTINCT FROM :seen_adopted_by AND state = :seen_state
     AND NOT EXISTS (
         SELECT 1 FROM agent_sessions
-        JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
-        WHERE agent_sessions.agent_id = :agent_id
-            AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - :present_ms::BIGINT
+        WHERE agent_sessions.agent_id = :agent_id AND agent_sessions.instance_id || '' = ANY (ARRAY(
+            SELECT instance_id FROM cluster_instances
+            WHERE last_beat_at > COALESCE(:now, now_ms()) - :present_ms::BIGINT
+        ))
     )
     AND EXISTS (
         SELECT 1 FROM leases
@@ -105,12 +106,12 @@ RETURNING agent_id, scaler_name;
 -- A scale-up that is still waiting is not wanted any more.
 UPDATE kici_events SET
     state = 'dead', dead_at = COALESCE(:now, now_ms()), dead_reason = 'withdrawn', sealed = NULL
-WHERE subject = :agent_id AND name = :scale_up AND state = 'pending'
+WHERE subject = :agent_id AND name = :scale_up AND state || '' = 'pending'
 RETURNING subject AS agent_id;
 
 -- name: scale_up_runs
 -- Runs that are at work on the scale-up of an agent.
-SELECT subject AS agent_id, run_id FROM kici_events WHERE subject = :agent_id AND name = :scale_up AND state = 'awaiting';
+SELECT subject AS agent_id, run_id FROM kici_events WHERE subject = :agent_id AND name = :scale_up AND state || '' = 'awaiting';
 
 -- name: record_condemned
 -- Why a provision was torn down.  Who adopted it stays.
@@ -162,7 +163,9 @@ DELETE FROM scaler_provision_outcomes
 WHERE agent_id IN (
     SELECT outcome.agent_id FROM scaler_provision_outcomes AS outcome
     WHERE outcome.updated_at < :updated_before
-        AND NOT EXISTS (SELECT 1 FROM scaler_spawning_agents AS spawn WHERE spawn.agent_id = outcome.agent_id)
+        AND (
+            SELECT spawn.state FROM scaler_spawning_agents AS spawn WHERE spawn.agent_id = outcome.agent_id
+        ) IS NULL
     LIMIT :limit
 )
 RETURNING agent_id;
