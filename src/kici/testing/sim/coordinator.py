@@ -41,7 +41,8 @@ from kici.wire.messages import CloseCode
 T = TypeVar("T")
 KEY: Final = bytes(32)
 PROBE_SECONDS: Final = 0.05
-CLOSED_SECONDS: Final = 60.0
+CLOSED_SECONDS: Final = 240.0
+"""Longer than a coordinator may stand still."""
 RESTART_SECONDS: Final = 2.0
 """What the service manager waits before it starts a program again that could not start."""
 
