@@ -117,7 +117,7 @@ class _Program:
         await check_key(store, sealer)
         async with Supervisor("coordinator") as supervisor:
             coordinator = self._coordinator(store, data_dir, listener, supervisor, sealer)
-            owner_token = await _owner_token(coordinator, data_dir)
+            owner_token = await _owner_token(coordinator, data_dir, wanted=self._settings.bootstrap_admin_token)
             attribute_logs(coordinator.work_of)
             await coordinator.recover()
             logins = Logins(coordinator.tokens, self._clock, self._entropy)
@@ -211,6 +211,7 @@ class _Program:
                 addresses=(settings.cluster_address or url,),
                 webhooks=self._webhooks,
                 probe=HttpPeerProbe(),
+                deep_queue_jobs=settings.queue_backpressure_threshold,
                 lock_wait_ms=settings.db_pool_acquire_timeout_ms,
             )
         )
@@ -298,10 +299,10 @@ def _key(key: str | None, file: Path | None, name: str) -> bytes | None:
     return parse_key(text, source=str(file))
 
 
-async def _owner_token(coordinator: Coordinator, data_dir: DataDir) -> str:
-    """The owner's token of this data directory; made at the first start."""
+async def _owner_token(coordinator: Coordinator, data_dir: DataDir, *, wanted: str | None) -> str:
+    """The owner's token of this data directory; made at the first start, or `wanted` by the operator."""
     current = data_dir.owner_token()
-    fresh = await coordinator.tokens.owner_token(current, of=coordinator.instance_id)
+    fresh = await coordinator.tokens.owner_token(current, of=coordinator.instance_id, wanted=wanted)
     if fresh is not None:
         data_dir.write_owner_token(fresh)
     return fresh or current or ""

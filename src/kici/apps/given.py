@@ -17,6 +17,7 @@ from kici.ports.sealer import Sealer
 from kici.ports.store import Store
 from kici.ports.webhook import WebhookSender
 from kici.services.elector import TTL_SECONDS
+from kici.services.queue_gauge import DEEP_JOBS
 from kici.services.reload import Builder, Read
 from kici.services.scaler_runtime import Fleet
 
@@ -60,5 +61,7 @@ class Given:
     """Where agents reach the coordinators."""
     webhooks: WebhookSender | None = None
     """Who calls webhooks; None: nobody."""
+    deep_queue_jobs: int = DEEP_JOBS
+    """Waiting jobs at which a warning is logged; 0: never."""
     lock_wait_ms: int = LOCK_WAIT_MS
     """How long a spawn may wait while others count agents of its scaler."""

@@ -30,7 +30,9 @@ class JobEnds:
 def keep_house(coordinator: "Coordinator") -> None:
     """Start the services that clean up and count."""
     given, supervisor = coordinator.given, coordinator.given.supervisor
-    gauge = QueueGauge(store=given.store, clock=given.clock, gauges=coordinator.metrics)
+    gauge = QueueGauge(
+        store=given.store, clock=given.clock, gauges=coordinator.metrics, deep_jobs=given.deep_queue_jobs
+    )
     supervisor.service("queue-gauge", gauge.run)
     supervisor.service("token-purge", TokenPurge(tokens=coordinator.tokens).run)
     retention = Retention(

@@ -71,6 +71,12 @@ def _key(text: str) -> str:
     return text
 
 
+def _token(text: str) -> str:
+    if not 32 <= len(text) <= 128 or not all(char.isascii() and (char.isalnum() or char in "-_") for char in text):
+        raise ValueError("openssl rand -hex 32 makes one")
+    return text
+
+
 def _host(text: str) -> str:
     if any(char.isspace() or char in "/:" for char in text) and not _is_ipv6(text):
         raise ValueError("the port is set by KICI_PORT")
@@ -86,6 +92,7 @@ def _is_ipv6(text: str) -> bool:
 
 Milliseconds = Annotated[int, From(0)]
 AtLeastASecond = Annotated[int, From(1000)]
+AdminToken = Annotated[str, Like("32 to 128 letters, digits, - and _", _token)]
 SecretKey = Annotated[str, Like("64 hexadecimal digits", _key)]
 
 
@@ -107,8 +114,6 @@ class CoordinatorSettings:
     """Milliseconds that a query waits for a connection, and a cluster-wide cap for its lock."""
     db_statement_timeout_ms: Milliseconds = 30_000
     """Milliseconds after which PostgreSQL gives up a statement.  0: never."""
-    auto_migrate: bool = True
-    """Bring the schema up to date at start.  False: an operator does, and an old schema refuses the start."""
     orchestrator_url: Annotated[str, Like("a ws:// or wss:// URL", _websocket_url)] | None = None
     """Where spawned agents connect to.  None: `ws://127.0.0.1:<port>/ws`; a scaler's own setting wins."""
     cluster_address: Annotated[str, Like("a ws:// or wss:// URL", _websocket_url)] | None = None
@@ -117,11 +122,9 @@ class CoordinatorSettings:
     """Whether agents need a token.  `none` is for experiments on loopback, and refused elsewhere."""
     agent_token_ttl_ms: AtLeastASecond = 3_600_000
     """Milliseconds in which the token of a spawned agent admits it for the first time."""
-    agent_max_reconnect_delay_ms: AtLeastASecond = 60_000
-    """Longest pause, in milliseconds, of an idle agent that tries to reconnect."""
     agent_reconnect_grace_ms: Milliseconds = 60_000
     """Milliseconds that a busy spawned agent may be gone before its job fails.  0: none."""
-    bootstrap_admin_token: str | None = field(default=None, repr=False)
+    bootstrap_admin_token: AdminToken | None = field(default=None, repr=False)
     """The owner's token of a new installation.  None: one is made and written into the data directory."""
     secret_key: SecretKey | None = field(default=None, repr=False)
     """Key of stored secrets.  None (and no file): one is made and kept in the data directory."""
@@ -139,22 +142,12 @@ class CoordinatorSettings:
     """Waiting jobs at which a warning is logged.  0: never."""
     dispatch_ack_timeout_ms: AtLeastASecond = 10_000
     """Milliseconds in which an agent must acknowledge a job that it was offered."""
-    dispatch_queue_ttl_days: Annotated[int, From(0)] = 30
-    """Days that ended jobs are kept.  0: for ever."""
     unroutable_grace_ms: Milliseconds = 120_000
     """Milliseconds after which a job that nobody could ever serve fails.  0: it goes on waiting."""
     reroute_flap_grace_ms: AtLeastASecond = 120_000
-    """Milliseconds that a coordinator may be silent before its machines are reclaimed.
-
-    Used as at least twice the stale timeout."""
-    cluster_instance_heartbeat_ms: AtLeastASecond = 10_000
-    """Milliseconds between two signs of life of a coordinator in the database."""
-    cluster_peer_stale_timeout_ms: AtLeastASecond = 60_000
-    """Age in milliseconds at which the last sign of life counts no more."""
+    """Milliseconds that a coordinator may be silent before its machines are reclaimed."""
     cluster_leader_ttl_ms: AtLeastASecond = 3000
     """Milliseconds of a leader's term.  A leader that is killed is replaced within one and a half of them."""
-    cluster_settings_cache_ttl_ms: Milliseconds = 10_000
-    """Milliseconds for which live settings are not read again."""
     scaler_config_path: Path | None = None
     """The scalers file.  None (and no directory): one scaler of local processes."""
     scaler_config_dir: Path | None = None
@@ -342,17 +335,6 @@ def backoff_maximum_is_not_below_its_base(settings: CoordinatorSettings) -> Iter
         )
 
 
-def stale_timeout_outlives_two_beats(settings: CoordinatorSettings) -> Iterator[SettingProblem]:
-    beat, stale = settings.cluster_instance_heartbeat_ms, settings.cluster_peer_stale_timeout_ms
-    if stale < 2 * beat:
-        yield SettingProblem(
-            name="KICI_CLUSTER_PEER_STALE_TIMEOUT_MS",
-            found=str(stale),
-            expected=f"at least {2 * beat}, twice KICI_CLUSTER_INSTANCE_HEARTBEAT_MS",
-            hint="one late beat would count as a lost coordinator",
-        )
-
-
 def a_key_is_given_once(settings: CoordinatorSettings) -> Iterator[SettingProblem]:
     for key, file, name in (
         (settings.secret_key, settings.secret_key_file, "KICI_SECRET_KEY"),
@@ -365,6 +347,5 @@ def a_key_is_given_once(settings: CoordinatorSettings) -> Iterator[SettingProble
 CROSS_RULES: Final[tuple[Callable[[CoordinatorSettings], Iterator[SettingProblem]], ...]] = (
     agents_are_authenticated_beyond_loopback,
     backoff_maximum_is_not_below_its_base,
-    stale_timeout_outlives_two_beats,
     a_key_is_given_once,
 )

@@ -39,6 +39,7 @@ _ELECTION: Final = "a lease in the database elects the leader"
 _REROUTE: Final = "jobs are not rerouted, every coordinator takes its own from the shared queue"
 _LOG_FILES: Final = "logs go to the standard error output; the service manager keeps them"
 _NO_PLATFORM: Final = "there is no platform service to connect to"
+_ALIKE: Final = "all coordinators of a cluster count each other's signs of life alike"
 _NOT_HERE: Final = "there is nothing here that it would set"
 
 UNUSED_NAMES: Final[dict[str, str]] = {
@@ -53,6 +54,11 @@ UNUSED_NAMES: Final[dict[str, str]] = {
             *("CLUSTER_RAFT_ELECTION_TIMEOUT_MIN_MS", "CLUSTER_RAFT_ELECTION_TIMEOUT_MAX_MS"),
             *("CLUSTER_RAFT_HEARTBEAT_MS", "CLUSTER_ELECTION_GRACE_PERIOD_MS", "CLUSTER_SINGLE_NODE"),
         ),
+        _ALIKE: ("CLUSTER_INSTANCE_HEARTBEAT_MS", "CLUSTER_PEER_STALE_TIMEOUT_MS"),
+        "coordinators tell each other at once of a changed setting": ("CLUSTER_SETTINGS_CACHE_TTL_MS",),
+        "the schema is brought up to date at every start": ("AUTO_MIGRATE",),
+        "agents choose their pauses between attempts to connect": ("AGENT_MAX_RECONNECT_DELAY_MS",),
+        "the live setting run_retention_days says how long ended jobs are kept": ("DISPATCH_QUEUE_TTL_DAYS",),
         _REROUTE: ("REROUTE_SPAWN_WINDOW_MS", "REROUTE_ACK_TIMEOUT_MS", "REROUTE_MAX_HOPS"),
         "the id is made once and kept in the data directory": ("CLUSTER_INSTANCE_ID", "INSTANCE_ID"),
         "kici up runs a coordinator and kici worker a worker": ("CLUSTER_ROLE", "MODE", "INSTANCE_MODE"),

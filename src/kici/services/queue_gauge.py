@@ -14,7 +14,6 @@ from kici.ports.store import JobStore
 
 INTERVAL_SECONDS: Final = 5.0
 DEEP_JOBS: Final = 100
-"""So many waiting jobs, twice in a row, are worth a line in the log."""
 
 
 class DepthShown(Protocol):
@@ -22,10 +21,12 @@ class DepthShown(Protocol):
 
 
 class QueueGauge:
-    def __init__(self, *, store: JobStore, clock: Clock, gauges: DepthShown) -> None:
+    def __init__(self, *, store: JobStore, clock: Clock, gauges: DepthShown, deep_jobs: int = DEEP_JOBS) -> None:
+        """`deep_jobs`: so many waiting jobs, twice in a row, are worth a line in the log.  0: none are."""
         self._store = store
         self._clock = clock
         self._gauges = gauges
+        self._deep_jobs = deep_jobs
         self._deep_readings = 0
 
     async def run(self) -> Never:
@@ -42,6 +43,6 @@ class QueueGauge:
             emit(Event.STORE_DOWN, during="queue gauge", error=str(error))
             return
         self._gauges.set_queue_depth({JobStatus.QUEUED: depth})
-        self._deep_readings = self._deep_readings + 1 if depth >= DEEP_JOBS else 0
+        self._deep_readings = self._deep_readings + 1 if 0 < self._deep_jobs <= depth else 0
         if self._deep_readings == 2:
             emit(Event.QUEUE_DEEP, level=logging.WARNING, depth=depth)

@@ -135,9 +135,10 @@ class Tokens:
         role: Role,
         secret_contexts: frozenset[str] | None = None,
         expires_in_ms: int | None = None,
+        plain: str | None = None,
     ) -> tuple[ApiToken, str]:
-        """Make and store a token; its plain text is never shown again."""
-        plain, now = self._plain(API_PREFIX), self._clock.now()
+        """Make and store a token; its plain text, drawn by chance unless it is given, is never shown again."""
+        plain, now = plain or self._plain(API_PREFIX), self._clock.now()
         token = ApiToken(
             id=self._token_id(),
             hash=hash_token(plain),
@@ -166,12 +167,12 @@ class Tokens:
         self.forget(token_id)
         return revoked
 
-    async def owner_token(self, current: str | None, *, of: InstanceId) -> str | None:
+    async def owner_token(self, current: str | None, *, of: InstanceId, wanted: str | None = None) -> str | None:
         """What must be written to the file `owner-token`; None: leave it alone.
 
         `current` is what the file holds.  A file that this store knows stays as it is, even when its token was
         revoked: that was somebody's wish.  Without a file (or with one of another store) there is a new token,
-        and the lost ones of that name are revoked.
+        and the lost ones of that name are revoked.  `wanted`: the new one, unless this store knows it already.
         """
         name = f"{OWNER_TOKEN_NAME}-{of}"
         if current and await self._store.api_token(hash_token(current)) is not None:
@@ -179,7 +180,9 @@ class Tokens:
         for token in await self.tokens():
             if token.name == name and token.revoked_at is None:
                 await self.revoke(token.id)
-        _, plain = await self.create(name=name, role=Role.OWNER)
+        if wanted is not None and await self._store.api_token(hash_token(wanted)) is not None:
+            return wanted  # of another coordinator on the same store, or this one's from before
+        _, plain = await self.create(name=name, role=Role.OWNER, plain=wanted)
         return plain
 
     # --- revocation and clean-up

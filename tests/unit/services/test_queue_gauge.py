@@ -3,7 +3,7 @@
 import pytest
 
 from kici.observe.events import Event
-from kici.services.queue_gauge import DEEP_JOBS
+from kici.services.queue_gauge import DEEP_JOBS, QueueGauge
 from kici.testing.coordinator_bench import Bench, a_request, benched
 
 DEPTH = "kici_orch_dispatch_queue_depth"
@@ -34,4 +34,15 @@ async def test_a_queue_that_stays_deep_is_told_once(bench: Bench, jobs: int, lin
     await bench.passes(4)
     assert not bench.told(Event.QUEUE_DEEP)
     await bench.passes(60)
+    assert len(bench.told(Event.QUEUE_DEEP)) == lines
+
+
+@pytest.mark.parametrize(("deep_jobs", "lines"), [(2, 1), (4, 0), (0, 0)])
+@benched()
+async def test_how_deep_is_deep_is_for_the_operator_to_say(bench: Bench, deep_jobs: int, lines: int) -> None:
+    for _ in range(3):
+        await bench.submits("nobody")
+    gauge = QueueGauge(store=bench.store, clock=bench.clock, gauges=bench.coordinator.metrics, deep_jobs=deep_jobs)
+    for _ in range(3):
+        await gauge.tick()
     assert len(bench.told(Event.QUEUE_DEEP)) == lines

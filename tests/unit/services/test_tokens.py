@@ -7,7 +7,7 @@ import pytest
 from kici.domain.access import Role
 from kici.domain.agent import AgentKind
 from kici.domain.errors import Denied, StoreDown
-from kici.domain.ids import AgentId, JobId, TokenId
+from kici.domain.ids import AgentId, InstanceId, JobId, TokenId
 from kici.domain.job import JobStatus, Outcome
 from kici.ports.store import Claim, Store
 from kici.services import tokens as module
@@ -289,6 +289,20 @@ async def test_the_first_start_makes_an_owner_token_and_later_ones_leave_it_alon
         assert await world.tokens.owner_token(plain, of=HERE) is None
         await world.tokens.revoke(token.id)
         assert await world.tokens.owner_token(plain, of=HERE) is None  # revoked on purpose
+        assert len(await world.tokens.tokens()) == 1
+
+
+@virtual
+async def test_the_operator_may_choose_the_token_of_a_new_installation() -> None:
+    chosen = "chosen-by-the-operator-0123456789"
+    async with a_world() as world:
+        assert await world.tokens.owner_token(None, of=HERE, wanted=chosen) == chosen
+        token = await world.tokens.authenticate(chosen)
+        assert token is not None
+        assert token.role is Role.OWNER
+        assert await world.tokens.owner_token(chosen, of=HERE, wanted="another-one-that-comes-too-late-0") is None
+        # Another coordinator on the same store, told the same.
+        assert await world.tokens.owner_token(None, of=InstanceId("there"), wanted=chosen) == chosen
         assert len(await world.tokens.tokens()) == 1
 
 
