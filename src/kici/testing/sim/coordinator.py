@@ -147,8 +147,13 @@ class SimCoordinator:
         return self.is_up and not self._machine.weather.is_down and not self.is_frozen
 
     @property
+    def frozen_seconds(self) -> float:
+        """For how much longer it stands still."""
+        return max(0.0, self._life.frozen_seconds) if self._life.is_alive else 0.0
+
+    @property
     def is_frozen(self) -> bool:
-        return self._life.frozen_seconds > 0
+        return self.frozen_seconds > 0
 
     def stop(self, *, keep_agents: bool, down_seconds: float) -> None:
         """As TERM, or USR2."""

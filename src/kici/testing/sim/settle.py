@@ -39,8 +39,7 @@ class Settlement:
     async def shut_down(self) -> None:
         """An orderly end takes bounded time and leaves no row of any instance."""
         world = self._world
-        while any(site.coordinator.is_frozen for site in world.sites):
-            await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(max(site.coordinator.frozen_seconds for site in world.sites))
         for site in world.sites:
             site.coordinator.stop(keep_agents=False, down_seconds=3600)
         await asyncio.sleep(SHUTDOWN_SECONDS_MAX)
