@@ -18,7 +18,7 @@ from typing import Final
 from kici.adapters import vm_processes
 from kici.adapters.firecracker_api import CALL_SECONDS, POLL_SECONDS, POLL_SECONDS_MAX, ApiRefused, FirecrackerApi
 from kici.adapters.host_commands import PATH, HostCommands
-from kici.adapters.vm_processes import HeldVm
+from kici.adapters.vm_processes import HeldVm, end_remains
 from kici.decide.launch import CgroupSupport
 from kici.decide.microvm import VmmKind
 from kici.decide.microvm_boot import EMPTY, boot_args
@@ -107,7 +107,8 @@ class FirecrackerVmm:
                 await finish(self._jailed(spec, seconds), seconds=seconds + _SPARE_SECONDS, what=what)
                 return await self._up(place)
         except BaseException as error:
-            await finish(self._end(place), seconds=_SPARE_SECONDS, what=f"undoing {what}")
+            left = self.hold(place, self.probe(place))
+            await finish(end_remains(left, place), seconds=_SPARE_SECONDS, what=f"undoing {what}")
             if isinstance(error, TimeoutError):
                 raise Retryable(
                     f"the VMM of {place.vm_id} did not open its socket within {seconds:g} s "
@@ -263,18 +264,6 @@ class FirecrackerVmm:
         except ApiRefused as error:
             raise _not_started(str(error), place) from error
         return True
-
-    async def _end(self, place: VmPlace) -> None:
-        """Whatever a start that failed left running."""
-        vm = self.hold(place, self.probe(place))
-        if vm is None:
-            return
-        try:
-            await vm.kill()
-        except KiciError as error:
-            log.warning("vm.undo_failed", extra={"kici": {"agent_id": place.vm_id, "error": str(error)}})
-        finally:
-            vm.close()
 
     def _search(self, place: VmPlace) -> Probe:
         """Without a PID file: a process that its command line says is this machine's, or its jailer still at work."""

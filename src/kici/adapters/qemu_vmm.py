@@ -25,7 +25,7 @@ from kici.adapters import vm_processes
 from kici.adapters.firecracker_api import POLL_SECONDS, POLL_SECONDS_MAX
 from kici.adapters.host_commands import PATH, HostCommands
 from kici.adapters.qmp import Qmp
-from kici.adapters.vm_processes import HeldVm
+from kici.adapters.vm_processes import HeldVm, end_remains
 from kici.decide.microvm import VmmKind
 from kici.decide.microvm_boot import boot_args
 from kici.decide.microvm_firecracker import INITRD, KERNEL, OVERLAY, ROOTFS, STATE
@@ -127,7 +127,8 @@ class QemuVmm:
                     raise
             return vm
         except BaseException:
-            await finish(self._end(spec.place), seconds=_UNDO_SECONDS, what=f"undoing {what}")
+            left = self.hold(spec.place, self.probe(spec.place))
+            await finish(end_remains(left, spec.place), seconds=_UNDO_SECONDS, what=f"undoing {what}")
             raise
 
     async def boot(self, spec: VmSpec) -> None:
@@ -290,18 +291,6 @@ class QemuVmm:
 
     def _process_name(self) -> str:
         return PROGRAMS.get(self._tools.host.arch, "")[:15]
-
-    async def _end(self, place: VmPlace) -> None:
-        """Whatever a start that failed left running."""
-        vm = self.hold(place, self.probe(place))
-        if vm is None:
-            return
-        try:
-            await vm.kill()
-        except KiciError as error:
-            log.warning("vm.undo_failed", extra={"kici": {"agent_id": place.vm_id, "error": str(error)}})
-        finally:
-            vm.close()
 
     def _search(self, place: VmPlace, name: str) -> Probe:
         """Without a PID file: a process that its command line says is this machine's."""

@@ -5,6 +5,7 @@ process is still the one that was meant, and afterwards that it is gone, whoever
 """
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from kici.decide.microvm_probe import GONE, Liveness, Probe, Sight, judge, parse
 from kici.domain.errors import DeterministicRefusal, KiciError, Retryable
 from kici.domain.ids import Instant
 from kici.ports.processes import ProcessId
+from kici.ports.vmm import VmPlace
+
+log = logging.getLogger(__name__)
 
 KILL_SECONDS: Final = 10.0
 
@@ -77,6 +81,18 @@ def hold(probe: Probe, *, boot: str, commands: HostCommands, uid: int | None) ->
         return None
     process_id = ProcessId(pid=probe.pid, started=probe.started, boot=boot)
     return HeldVm(process_id, pidfd, commands=commands, uid=uid)
+
+
+async def end_remains(vm: HeldVm | None, place: VmPlace) -> None:
+    """End what a start that failed left running; a failure of that goes into the log only."""
+    if vm is None:
+        return
+    try:
+        await vm.kill()
+    except KiciError as error:
+        log.warning("vm.undo_failed", extra={"kici": {"agent_id": place.vm_id, "error": str(error)}})
+    finally:
+        vm.close()
 
 
 def probe_pid_file(
