@@ -15,6 +15,7 @@ from kici.backends.bare_metal.backend import BareMetalBackend, BareMetalSettings
 from kici.backends.bare_metal.compute import Tools
 from kici.backends.remote.backend import RemoteBackend
 from kici.decide.admit import HostCaps, ScalerCaps
+from kici.decide.entries import Routable
 from kici.decide.launch import LaunchHost, ProcessSet
 from kici.decide.route import Router
 from kici.domain.errors import Retryable
@@ -95,6 +96,18 @@ class Pipe:
                 pass
 
 
+def an_entry(index: int, *labels: str) -> Routable:
+    return Routable(
+        scaler=SCALER,
+        backend_type="bare-metal",
+        set_index=index,
+        label_set=labels,
+        offers=frozenset(labels),
+        agent_labels=labels,
+        gate=frozenset(),
+    )
+
+
 class RemoteBench:
     """A coordinator with one worker, whose scaler has a backend of any kind."""
 
@@ -116,9 +129,10 @@ class RemoteBench:
         self.local = self.make_local(lambda agent_id, how: self.agents.ended(agent_id, how), supervisor)
         caps = ScalerCaps(scaler=SCALER, agents_max=MAX_AGENTS)
         runtime = ScalerRuntime(name=SCALER, backend=self.local, caps=caps, orchestrator_url="ws://worker/ws")
+        entries = [an_entry(index, "linux", kind.value) for index, kind in enumerate(Kind)]
         self.agents = HostAgents(
             host_id=InstanceId("a-worker"),
-            fleet=Fleet(runtimes={SCALER: runtime}, router=Router(()), caps=HostCaps(agents_max=100)),
+            fleet=Fleet(runtimes={SCALER: runtime}, router=Router(entries), caps=HostCaps(agents_max=100)),
             pools=MachinePools(ledger=None, caps=dict, clock=self.clock),
             records=HostRecords(self.files, RECORDS),
             supervisor=supervisor,

@@ -162,7 +162,9 @@ def _responses(route: Route, components: _Components) -> dict[str, object]:
         content[JSON] = {"schema": components.of(route.answer)}
     if content:
         success["content"] = content
-        responses.update({str(status.value): {**success, "description": status.phrase} for status in route.also})
+        for status in route.also:
+            either = content | {PROBLEM_TYPE: problem} if status >= HTTPStatus.BAD_REQUEST else content
+            responses[str(status.value)] = {"description": status.phrase, "content": either}
     responses[str(route.status.value)] = success
     responses["default"] = {"description": "Any other problem", "content": {PROBLEM_TYPE: problem}}
     return dict(sorted(responses.items()))
