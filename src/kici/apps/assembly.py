@@ -124,6 +124,7 @@ class Coordinator:
             dispatcher=self.dispatcher,
             starts=JobStarts(secrets=self.event_secrets, log_bytes_max=given.log_bytes_max),
             watch=self.watch,
+            instance_id=self.instance_id,
         )
         self.jobs = JobService(
             store=given.store,

@@ -42,7 +42,7 @@ class LossCause(StrEnum):
     """We are stopping and closed its connection: no loss of the agent at all."""
 
 
-_MAY_RETURN: Final = frozenset(
+MAY_RETURN: Final = frozenset(
     {LossCause.CONNECTION_CLOSED, LossCause.HEARTBEAT_TIMEOUT, LossCause.ACK_TIMEOUT, LossCause.HANDED_OVER}
 )
 """Causes after which the agent may still live.  After all others waiting is in vain."""
@@ -117,7 +117,7 @@ def triage(agent: LostAgent, *, cause: LossCause, how: str, now: Instant) -> Los
     """`how` ends the sentence "agent x was lost: ..."."""
     if cause is LossCause.STOPPING:
         return LossPlan()
-    deadline = Instant(now + agent.grace_ms) if cause in _MAY_RETURN and agent.grace_ms > 0 else None
+    deadline = Instant(now + agent.grace_ms) if cause in MAY_RETURN and agent.grace_ms > 0 else None
     worth_waiting = frozenset() if deadline is None else _worth_waiting(agent, cause)
     what = f"agent {agent.agent_id} was lost: {how}"
     commands = tuple(

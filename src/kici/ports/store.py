@@ -161,11 +161,18 @@ class JobStore(Protocol):
     async def claim_job(self, job_id: JobId, claim: Claim, *, now: Instant | None = None) -> Job | None: ...
 
     async def start_job(
-        self, job_id: JobId, agent_id: AgentId, *, offer: int | None = None, now: Instant | None = None
+        self,
+        job_id: JobId,
+        agent_id: AgentId,
+        *,
+        offer: int | None = None,
+        instance_id: InstanceId | None = None,
+        now: Instant | None = None,
     ) -> Job | None:
         """`dispatched -> running`: from here on it is never offered again.  Only if this agent holds it.
 
-        `offer`: `Job.offers` of the claim that the agent acknowledged; None: whichever claim stands.
+        `offer`: `Job.offers` of the claim that the agent acknowledged; None: whichever claim stands.  `instance_id`:
+        where the agent is by now, which looks after the job from here on; None: whoever offered it.
 
         Also answers the job when this agent's acknowledgement was already recorded (`running` with this agent).
         """

@@ -115,6 +115,13 @@ class Absences:
             deadline=self._clock.monotonic() + grace_ms / 1000,
         )
 
+    async def has_moved(self, agent_id: AgentId) -> bool:
+        """Whether an agent that is lost here goes on at another coordinator.  Raises `StoreDown`."""
+        has_moved = await self.is_elsewhere(agent_id)
+        if has_moved:
+            emit(Event.AGENT_MOVED, agent_id=agent_id)
+        return has_moved
+
     async def returned(self, agent_id: AgentId) -> bool:
         """The agent is back: what it holds is for its registration to reconcile, from when this returns.
 
@@ -185,9 +192,9 @@ class Absences:
     async def _advance_alone(self, absence: Absence) -> None:
         cause = absence.cause
         try:
-            if await self.is_elsewhere(absence.agent_id):
+            # A compute that is gone is gone, whoever its agent was connected to.
+            if cause is not LossCause.COMPUTE_ENDED and await self.has_moved(absence.agent_id):
                 self._absent.pop(absence.agent_id, None)
-                emit(Event.AGENT_MOVED, agent_id=absence.agent_id)
                 return
             plan = await self._settle(absence)
         except StoreDown as error:

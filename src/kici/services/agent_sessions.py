@@ -9,7 +9,7 @@ connection is no loss: its agent goes on with the newer one.
 from collections.abc import Callable
 from typing import Final, Never, Protocol
 
-from kici.decide.dispatch import LossCause
+from kici.decide.dispatch import MAY_RETURN, LossCause
 from kici.domain.agent import AgentToken
 from kici.domain.errors import Denied, StoreDown
 from kici.domain.ids import AgentId, ConnectionId, TokenId
@@ -182,9 +182,20 @@ class AgentSessions:
                 grace_ms=self._grace_ms(agent.spawn is not None),
             )
         elif agent.spawn is not None:
-            beats = connection.cause is LossCause.HEARTBEAT_TIMEOUT
-            reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE
-            self._computes.agent_gone(agent.agent_id, reason)
+            await self._lose_idle(agent.agent_id, connection.cause, why)
+
+    async def _lose_idle(self, agent_id: AgentId, cause: LossCause, why: str) -> None:
+        """One that holds no job here may hold one elsewhere, if we stood still while it went there."""
+        try:
+            if cause in MAY_RETURN and await self._absences.has_moved(agent_id):
+                return
+        except StoreDown:  # seen to once it answers
+            grace_ms = self._grace_ms(True)
+            self._absences.expect(agent_id, scaler_managed=True, cause=cause, how=why, grace_ms=grace_ms)
+            return
+        beats = cause is LossCause.HEARTBEAT_TIMEOUT
+        reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE
+        self._computes.agent_gone(agent_id, reason)
 
     def _forget(self, agent_id: AgentId, connection_id: ConnectionId) -> None:
         """Delete the session row of a connection that is over, however long the store takes."""

@@ -7,7 +7,7 @@ computes back) happens here, in one place, whichever way the job ended.
 from typing import Final, Protocol
 
 from kici.domain.errors import KiciError, StoreDown
-from kici.domain.ids import AgentId, JobId, RunId
+from kici.domain.ids import AgentId, InstanceId, JobId, RunId
 from kici.domain.job import HELD_BY_AGENT, STARTED, TERMINAL, Job, JobStatus, Outcome
 from kici.observe.events import Event, emit
 from kici.ports.store import Cancelled, Finished, JobStore
@@ -50,12 +50,14 @@ class JobLifecycle:
         dispatcher: Dispatcher,
         starts: JobStarts,
         watch: JobWatch,
+        instance_id: InstanceId,
     ) -> None:
         self._store = store
         self._registry = registry
         self._dispatcher = dispatcher
         self._starts = starts
         self._watch = watch
+        self._instance_id = instance_id
         self.computes: ComputeOwner = NoComputes()
         """Set by the composition root."""
         dispatcher.gave_up = self._ended
@@ -70,7 +72,9 @@ class JobLifecycle:
         if message is None:
             return
         # For this claim only: the agent may have lost the job meanwhile, and been offered it anew.
-        started = await self._store.start_job(job_id, agent.agent_id, offer=job.offers)
+        started = await self._store.start_job(
+            job_id, agent.agent_id, offer=job.offers, instance_id=self._instance_id
+        )
         if started is None:
             self.drop(agent, job_id, "the job was taken back before you acknowledged it")
             return

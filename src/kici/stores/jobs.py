@@ -73,9 +73,21 @@ class JobMoves(Part):
         return first_job(await self._write(Query.CLAIM_JOB, {**claim_params(claim, now), "job_id": job_id}))
 
     async def start_job(
-        self, job_id: JobId, agent_id: AgentId, *, offer: int | None = None, now: Instant | None = None
+        self,
+        job_id: JobId,
+        agent_id: AgentId,
+        *,
+        offer: int | None = None,
+        instance_id: InstanceId | None = None,
+        now: Instant | None = None,
     ) -> Job | None:
-        params: Params = {"job_id": job_id, "agent_id": agent_id, "offer": offer, "now": now}
+        params: Params = {
+            "job_id": job_id,
+            "agent_id": agent_id,
+            "offer": offer,
+            "instance_id": instance_id,
+            "now": now,
+        }
         return first_job(await self._write(Query.START_JOB, params))
 
     async def offer_again(self, offer: Offer, *, ack_ms: int, now: Instant | None = None) -> Job | None:

@@ -225,3 +225,56 @@ def test_an_address_that_is_another_program_elsewhere_is_not_told() -> None:
     mine = ["ws://127.0.0.1:4000/ws", "wss://b/ws"]
     assert for_agent(mine, on_worker=True) == ["wss://b/ws"]
     assert for_agent(mine, on_worker=False) == mine
+
+
+@pytest.mark.spec("D9")
+@clouded(a_scaler(), nodes=2)
+async def test_an_idle_agent_that_went_elsewhere_while_its_maker_stood_still_is_not_ended_by_it(
+    bench: CloudBench,
+) -> None:
+    first = bench.nodes[0]
+    job, agent = await at_work(bench)
+    agent.ends(job.id)
+    await bench.passes(0.1)
+    assert first.coordinator.registry.get(agent.agent_id) is not None
+    bench.moves(agent, 1)
+    await agent.registers()
+    agent.wires[0].cut()  # only now the first one learns that it is gone
+    await bench.passes(3)
+    assert list(first.machines.alive) == [agent.agent_id]
+    agent.leaves()
+    await bench.all_gone()
+    assert not first.machines.alive
+
+
+@pytest.mark.spec("D9")
+@clouded(a_scaler(), nodes=2)
+async def test_whoever_lets_a_job_start_looks_after_it_from_then_on(bench: CloudBench) -> None:
+    first, second = bench.nodes
+    await bench.passes(5)
+    job = await bench.submits("linux")
+    agent = await bench.made_by(0)
+    assert await agent.is_offered() == job.id
+    await first.is_killed()
+    bench.moves(agent, 1)
+    ack = await agent.registers((job.id, "acked"))
+    assert ack.jobs == [JobVerdict(job_id=job.id, action="start")]
+    await bench.passes(1)
+    found = await bench.job(job)
+    assert (found.status, found.owner_instance_id) == (JobStatus.RUNNING, second.id)
+
+
+@pytest.mark.spec("D9")
+@clouded(a_scaler(), nodes=2)
+async def test_a_compute_that_is_gone_ends_its_job_wherever_its_agent_was(bench: CloudBench) -> None:
+    first, second = bench.nodes
+    job, agent = await at_work(bench)
+    await first.is_killed()
+    bench.moves(agent, 1)
+    await agent.registers((job.id, "running"))
+    first.machines.die(agent.agent_id)
+    await second.is_killed()
+    await first.starts()
+    await second.starts()
+    await bench.passes(100)
+    assert (await bench.job(job)).status is JobStatus.FAILED

@@ -194,7 +194,8 @@ UPDATE jobs SET
     status = 'running',
     started_at = COALESCE(started_at, :now, now_ms()),
     ack_deadline = NULL,
-    reason = NULL
+    reason = NULL,
+    owner_instance_id = COALESCE(:instance_id, owner_instance_id)
 WHERE id = :job_id AND agent_id = :agent_id AND status IN ('dispatched', 'running')
     AND offers = COALESCE(:offer, offers)
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
