@@ -34,6 +34,7 @@ async def test_bare_metal(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.engine("cgroups")
+@pytest.mark.xdist_group("cgroups")
 @cases
 async def test_bare_metal_with_cgroups(case: Case, tmp_path: Path) -> None:
     async with benches.bare_metal_with_cgroups(tmp_path) as bench:

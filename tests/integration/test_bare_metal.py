@@ -79,7 +79,9 @@ def a_directory(path: Path) -> str:
 
 @pytest.mark.spec("scaler 30.10.4")
 @pytest.mark.parametrize("kind", ["missing", "directory", "not executable", "not a program", "no interpreter", "E2BIG"])
-@pytest.mark.parametrize("cgroups", [False, pytest.param(True, marks=pytest.mark.engine("cgroups"))])
+@pytest.mark.parametrize(
+    "cgroups", [False, pytest.param(True, marks=[pytest.mark.engine("cgroups"), pytest.mark.xdist_group("cgroups")])]
+)
 async def test_what_the_host_refuses_is_refused_for_good(tmp_path: Path, kind: str, cgroups: bool) -> None:
     path = tmp_path / "agent"
     environment = {"PATH": "/usr/bin:/bin"}

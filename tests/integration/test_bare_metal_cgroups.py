@@ -14,7 +14,8 @@ from kici.domain.resources import Amount
 from kici.domain.spawn import ScaleDownReason
 from kici.testing.contracts.backend import an_id, until
 
-pytestmark = pytest.mark.engine("cgroups")
+# The groups of this host are looked at as a whole: one test at a time makes any with the ids of tests.
+pytestmark = [pytest.mark.engine("cgroups"), pytest.mark.xdist_group("cgroups")]
 MIB = 1024**2
 LIMITS = Amount(cpus=1.5, memory_bytes=64 * MIB)
 
