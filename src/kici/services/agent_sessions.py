@@ -190,8 +190,8 @@ class AgentSessions:
             if cause in MAY_RETURN and await self._absences.has_moved(agent_id):
                 return
         except StoreDown:  # seen to once it answers
-            grace_ms = self._grace_ms(True)
-            self._absences.expect(agent_id, scaler_managed=True, cause=cause, how=why, grace_ms=grace_ms)
+            made, grace_ms = True, self._grace_ms
+            self._absences.expect(agent_id, scaler_managed=made, cause=cause, how=why, grace_ms=grace_ms(made))
             return
         beats = cause is LossCause.HEARTBEAT_TIMEOUT
         reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE

@@ -72,9 +72,7 @@ class JobLifecycle:
         if message is None:
             return
         # For this claim only: the agent may have lost the job meanwhile, and been offered it anew.
-        started = await self._store.start_job(
-            job_id, agent.agent_id, offer=job.offers, instance_id=self._instance_id
-        )
+        started = await self._store.start_job(job_id, agent.agent_id, offer=job.offers, instance_id=self._instance_id)
         if started is None:
             self.drop(agent, job_id, "the job was taken back before you acknowledged it")
             return
