@@ -151,8 +151,8 @@ class OwnRows:
                 continue
             if row.state is SpawnState.ENDING:
                 self._teardown.begin(tracked, ScaleDownReason.SHUTDOWN)
-            elif row.state is SpawnState.REGISTERED and tracked.is_booting:
-                self._manager.registered(row)
+            elif row.state is SpawnState.REGISTERED and tracked.is_booting and await self.is_elsewhere(row.agent_id):
+                self._manager.registered(row)  # one that is nowhere may have gone since: its deadline stands
 
     async def is_elsewhere(self, agent_id: AgentId) -> bool:
         """Whether an agent is connected to another coordinator, or was since: then that one waits for it."""

@@ -278,3 +278,27 @@ async def test_a_compute_that_is_gone_ends_its_job_wherever_its_agent_was(bench:
     await second.starts()
     await bench.passes(100)
     assert (await bench.job(job)).status is JobStatus.FAILED
+
+
+@clouded(a_scaler(), nodes=2)
+async def test_an_agent_that_died_while_it_registered_holds_no_place_for_ever(bench: CloudBench) -> None:
+    """Its row says that it registered, its coordinator was never told, and nobody saw it end."""
+    first = bench.nodes[0]
+    await bench.passes(5)
+    await bench.submits("linux")
+    await bench.until(lambda: len(first.orders) > 0)
+    order = first.orders[0]
+    first.traps.fail("register_agent", done=True)
+    agent = bench._agent(order.agent_id, order.labels, order.token, at=0)
+    await agent.tries_to_register()
+    await bench.passes(1)
+    row = await bench.row(order.agent_id)
+    assert row is not None
+    assert row.state is SpawnState.REGISTERED
+    await bench.passes(3)
+    tracked = first.coordinator.spawns.get(order.agent_id)
+    assert tracked is not None
+    assert tracked.is_booting, "its deadline stands until it is connected somewhere"
+    first.machines.alive.pop(order.agent_id)
+    await bench.passes(300)
+    assert await bench.row(order.agent_id) is None
