@@ -368,7 +368,11 @@ async def test_only_images_that_were_built_for_jobs_are_removed_in_time(engine: 
     try:
         await client.prune_images(BUILT_LABELS, older_than_hours=1)
         assert built()
-        await client.prune_images(BUILT_LABELS, older_than_hours=0)
+        for _ in range(40):  # an agent that looks for old images at this moment keeps the engine from doing it for us
+            await client.prune_images(BUILT_LABELS, older_than_hours=0)
+            if not built():
+                break
+            await asyncio.sleep(0.25)
         assert not built()
     finally:
         await client.close()

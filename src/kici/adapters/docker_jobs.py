@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
@@ -113,8 +113,9 @@ class DockerJobEngine(DockerEngine):
     async def prune_images(self, labels: Mapping[str, str], *, older_than_hours: int) -> None:
         wanted = [f"{name}={value}" for name, value in labels.items()]
         filters = {"label": wanted, "until": [f"{older_than_hours}h"], "dangling": ["false"]}
-        async with self._call("remove old images", seconds=SLOW_CALL_SECONDS):
-            await self._docker._query_json("images/prune", "POST", params={"filters": json.dumps(filters)})
+        with suppress(Conflict):  # an engine does it for one caller at a time
+            async with self._call("remove old images", seconds=SLOW_CALL_SECONDS):
+                await self._docker._query_json("images/prune", "POST", params={"filters": json.dumps(filters)})
 
 
 class _Build:
