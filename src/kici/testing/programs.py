@@ -14,6 +14,8 @@ from kici.ports.processes import MARK
 
 KICI: Final = (sys.executable, "-m", "kici")
 START_SECONDS: Final = 20.0
+EXIT_SECONDS: Final = 120.0
+"""A connection to the database that was cut in silence holds an orderly end up for as long as the driver waits."""
 _OURS: Final = ("KICI_", "XDG_STATE_HOME")
 
 
@@ -58,7 +60,7 @@ class CoordinatorProgram:
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.stop(signal.SIGTERM)
+            self.stop(signal.SIGTERM, seconds=EXIT_SECONDS)
 
     def start(self) -> None:
         """Start it, and return when it serves."""
