@@ -429,7 +429,7 @@ async def test_a_plan_made_for_empty_tables_stays_good(url: str) -> None:
             {"job_id": "job-4000", "agent_id": "a", "offer": 1, "reason": "", "attempts_add": 1, "attempts_max": 9},
         ),
         (Query.CLAIM_JOB, {**claim, "job_id": "job-4000"}),
-        (Query.START_JOB, {"job_id": "job-4000", "agent_id": "a", "offer": None, "now": None}),
+        (Query.START_JOB, {**claim, "job_id": "job-4000", "offer": None}),
         (Query.FINISH_LONE_JOB, {**end, "job_id": "job-4000", "agent_id": "a", "from_statuses": '["running"]'}),
     ]
     for query, params in cases:

@@ -102,6 +102,8 @@ class Pool:
                         connection.terminate()  # nobody knows what it is in the middle of
                         raise
             except DRIVER_ERRORS as error:
+                if _is_cancelled():  # giving back a connection that is cut in silence fails, and would hide it
+                    raise asyncio.CancelledError from error
                 if not (tries_left and is_undone_by_others(error)):
                     raise translated(error) from error
         raise AssertionError("the last try returns or raises")
@@ -224,3 +226,8 @@ def session_settings(statement_seconds: float) -> dict[str, str]:
         "enable_mergejoin": "off",
         "jit": "off",
     }
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
