@@ -39,7 +39,7 @@ from kici.config.environment import AgentAuth, CoordinatorSettings
 from kici.config.model import ScalersConfig
 from kici.domain import knobs
 from kici.domain.errors import Misconfigured
-from kici.domain.ids import AgentId, InstanceId
+from kici.domain.ids import InstanceId
 from kici.domain.instance import Instance
 from kici.gateway.agents import Gateway
 from kici.kit.supervise import Supervisor
@@ -164,16 +164,13 @@ class _Program:
             raise Misconfigured("\n".join(config))
         url = settings.orchestrator_url or f"ws://{address_of(listener, settings.host)}/ws"
 
-        def ended(agent_id: AgentId, how: str) -> None:
-            coordinator.sessions.compute_ended(agent_id, how)
-
         site = Site(
             data_dir=data_dir.path,
             environ=self._environ,
             url=url,
             clock=self._clock,
             supervisor=supervisor,
-            on_exit=ended,
+            on_exit=lambda agent_id, how: coordinator.sessions.compute_ended(agent_id, how),
             tools=local_tools(self._clock, self._zygote),
             instance_id=data_dir.instance_id(self._entropy),
             provisioning=Provisioning(

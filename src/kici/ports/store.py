@@ -131,12 +131,10 @@ class JobStore(Protocol):
     async def run(self, run_id: RunId) -> Run | None: ...
 
     async def jobs(self, which: JobFilter) -> list[Job]:
-        """Newest first."""
+        """Newest first, as `runs`."""
         ...
 
-    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]:
-        """Newest first."""
-        ...
+    async def runs(self, *, before: Mark | None, limit: int) -> list[Run]: ...
 
     async def waiting_classes(self, *, limit: int) -> list[WaitingClass]:
         """Demand classes that have queued jobs, by their oldest job.  Cost grows with classes, not with jobs."""
@@ -169,12 +167,10 @@ class JobStore(Protocol):
         instance_id: InstanceId | None = None,
         now: Instant | None = None,
     ) -> Job | None:
-        """`dispatched -> running`: from here on it is never offered again.  Only if this agent holds it.
+        """`dispatched -> running`, only if this agent holds it; also answers an acknowledgement recorded before.
 
-        `offer`: `Job.offers` of the claim that the agent acknowledged; None: whichever claim stands.  `instance_id`:
-        where the agent is by now, which looks after the job from here on; None: whoever offered it.
-
-        Also answers the job when this agent's acknowledgement was already recorded (`running` with this agent).
+        `offer`: `Job.offers` of the acknowledged claim; None: whichever stands.  `instance_id`: who looks after the job
+        from here on; None: whoever offered it.
         """
         ...
 
@@ -190,16 +186,14 @@ class JobStore(Protocol):
         """`dispatched -> queued` at its old place, or `failed` when attempts reach the maximum.
 
         Only if the agent holds it by this claim: who returns an earlier one late takes nothing from a later one.  If
-        the run is being cancelled the job ends `cancelled` instead.
-        A live spawn row of this agent that is bound to the job becomes `ending` in the same unit, so that another
-        spawn may serve the job.
+        the run is being cancelled the job ends `cancelled` instead.  A live spawn row of this agent that is bound to
+        the job becomes `ending` in the same unit, so that another spawn may serve the job.
         """
         ...
 
     async def offer_again(self, offer: Offer, *, ack_ms: int, now: Instant | None = None) -> Job | None:
-        """The agent of an offered job is told of it once more: `ack_deadline` counts from now.
-
-        None: the agent does not hold the job by this claim any more.
+        """The agent of an offered job is told of it once more: `ack_deadline` counts from now.  None: it holds it no
+        more by this claim.
         """
         ...
 
