@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from kici.services.peers import LOOK_SECONDS
 from kici.testing.programs import until
 from kici.testing.storm import SHORT, run
 from kici.testing.storm_stage import DATABASE, Stage
@@ -27,6 +28,7 @@ def test_agents_of_a_coordinator_that_loses_the_database_are_with_the_other_with
         running = ["running"] * 4
         until(lambda: [job.status for (job,) in stage.jobs().values()] == running, seconds=60, what="all jobs run")
         assert "c1" in stage.holders().values()
+        time.sleep(2 * LOOK_SECONDS)  # by now it knows of the other: nobody is sent to one that nobody has seen
         stage.network.cut((DATABASE, "c1"))
         cut_at = time.monotonic()
         until(lambda: list(stage.holders().values()) == ["c2"] * 4, seconds=60, what="all agents are with the other")
