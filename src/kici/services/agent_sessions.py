@@ -172,6 +172,7 @@ class AgentSessions:
         if self._drain.stopping:
             return
         self._forget(agent.agent_id, connection.connection_id)
+        grace_ms = self._grace_ms(agent.spawn is not None)
         is_expected = connection.cause is LossCause.HANDED_OVER and agent.spawn is not None
         if agent.jobs or is_expected:
             await self._absences.begin(
@@ -179,19 +180,18 @@ class AgentSessions:
                 scaler_managed=agent.spawn is not None,
                 cause=connection.cause,
                 how=why,
-                grace_ms=self._grace_ms(agent.spawn is not None),
+                grace_ms=grace_ms,
             )
         elif agent.spawn is not None:
-            await self._lose_idle(agent.agent_id, connection.cause, why)
+            await self._lose_idle(agent.agent_id, connection.cause, why, grace_ms=grace_ms)
 
-    async def _lose_idle(self, agent_id: AgentId, cause: LossCause, why: str) -> None:
+    async def _lose_idle(self, agent_id: AgentId, cause: LossCause, why: str, *, grace_ms: int) -> None:
         """One that holds no job here may hold one elsewhere, if we stood still while it went there."""
         try:
             if cause in MAY_RETURN and await self._absences.has_moved(agent_id):
                 return
         except StoreDown:  # seen to once it answers
-            made, grace_ms = True, self._grace_ms
-            self._absences.expect(agent_id, scaler_managed=made, cause=cause, how=why, grace_ms=grace_ms(made))
+            self._absences.expect(agent_id, scaler_managed=True, cause=cause, how=why, grace_ms=grace_ms)
             return
         beats = cause is LossCause.HEARTBEAT_TIMEOUT
         reason = ScaleDownReason.HEARTBEAT_TIMEOUT if beats else ScaleDownReason.JOB_COMPLETE

@@ -93,9 +93,7 @@ def _podman() -> str | None:
     """Tests start one of their own, in namespaces of their own."""
     if os.geteuid() != 0:
         return "only root can start a Podman in a network namespace"
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    absent = [package for program, package in _PODMAN_NEEDS.items() if shutil.which(program, path=path) is None]
-    return f"install {' '.join(sorted(absent))}" if absent else None
+    return _absent(_PODMAN_NEEDS)
 
 
 _VM_NETWORK_NEEDS: Final = {

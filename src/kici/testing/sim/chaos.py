@@ -152,14 +152,18 @@ class Chaos:
 
     async def _partition(self) -> None:
         """No agent reaches a coordinator, which reaches its store."""
-        coordinator, network = self._site().coordinator, self._world.network
+        coordinator = self._site().coordinator
         self._world.trace.tell(f"{coordinator.name}: no agent reaches it", WORLD)
         self._world.trace.count("partition")
-        network.darken(coordinator.url, loses=True)
+        await self._darkens(coordinator.url, seconds_max=80)
+
+    async def _darkens(self, url: str, *, seconds_max: float) -> None:
+        """Nothing arrives at an address for a while, and nobody is told."""
+        self._world.network.darken(url, loses=True)
         try:
-            await asyncio.sleep(self._entropy.uniform(1, 80))
+            await asyncio.sleep(self._entropy.uniform(1, seconds_max))
         finally:
-            network.lighten(coordinator.url)
+            self._world.network.lighten(url)
 
     async def _cloud_cut(self) -> None:
         site, cloud = self._site(), self._world.cloud
@@ -185,14 +189,10 @@ class Chaos:
 
     async def _worker_dark(self) -> None:
         """A coordinator and all workers do not reach each other for a while, and are not told."""
-        coordinator, network = self._site().coordinator, self._world.network
+        coordinator = self._site().coordinator
         self._world.trace.tell(f"{coordinator.name}: no worker reaches it", WORLD)
         self._world.trace.count("workers in the dark")
-        network.darken(coordinator.workers_url, loses=True)
-        try:
-            await asyncio.sleep(self._entropy.uniform(1, 90))
-        finally:
-            network.lighten(coordinator.workers_url)
+        await self._darkens(coordinator.workers_url, seconds_max=90)
 
     async def _worker_death(self) -> None:
         host = self._entropy.choice(self._world.workers).host
