@@ -64,10 +64,15 @@ def _connected(session: AgentSession, spawn: Spawn | None, held: Mapping[AgentId
 def _made(spawn: Spawn) -> AgentRow:
     states = {SpawnState.BOOTING: "booting", SpawnState.REGISTERED: "away", SpawnState.ENDING: "ending"}
     assert spawn.owner_instance_id is not None, spawn
+    return made_row(spawn, state=states[spawn.state], instance_id=spawn.owner_instance_id)
+
+
+def made_row(spawn: Spawn, *, state: str, instance_id: InstanceId) -> AgentRow:
+    """The row of an agent that was made, and is not connected."""
     return AgentRow(
         agent_id=spawn.agent_id,
-        state=states[spawn.state],
-        instance_id=spawn.owner_instance_id,
+        state=state,
+        instance_id=instance_id,
         labels=frozenset(spawn.labels),
         gate=spawn.gate,
         scaler=spawn.scaler,

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kici.apps.agent_rows import elsewhere
+from kici.apps.agent_rows import elsewhere, made_row
 from kici.apps.assembly import Coordinator
 from kici.decide.forget import Forgotten
 from kici.decide.prune import EVENT
@@ -174,18 +174,8 @@ class _Agents:
     def _made(self, tracked: TrackedSpawn) -> AgentRow:
         spawn = tracked.spawn
         is_ending = tracked.is_ending or spawn.state is SpawnState.ENDING
-        return AgentRow(
-            agent_id=spawn.agent_id,
-            state="ending" if is_ending else "booting" if spawn.state is SpawnState.BOOTING else "away",
-            instance_id=self._coordinator.instance_id,
-            labels=frozenset(spawn.labels),
-            gate=spawn.gate,
-            scaler=spawn.scaler,
-            backend_type=spawn.backend_type,
-            warm=spawn.bound_job_id is None,
-            job_ids=() if spawn.bound_job_id is None else (spawn.bound_job_id,),
-            since=spawn.spawned_at,
-        )
+        state = "ending" if is_ending else "booting" if spawn.state is SpawnState.BOOTING else "away"
+        return made_row(spawn, state=state, instance_id=self._coordinator.instance_id)
 
 
 class _Scalers:
