@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -226,9 +227,11 @@ class RealMicroVmBench:
         return frozenset(AgentId(f"scaler-bare-metal-{tail}") for tail in tails)
 
     async def die(self, agent_id: AgentId) -> None:
-        os.kill(self.vmm_pids()[agent_id], signal.SIGKILL)
-        while agent_id in self.vmm_pids():  # noqa: ASYNC110  # it tells nobody
+        vmm = os.pidfd_open(self.vmm_pids()[agent_id])
+        signal.pidfd_send_signal(vmm, signal.SIGKILL)
+        while not select.select([vmm], [], [], 0)[0]:  # its root folder goes before it is dead
             await asyncio.sleep(0.01)
+        os.close(vmm)
 
     async def restart(self) -> None:
         await self._stack.aclose()

@@ -7,7 +7,7 @@ import pytest
 
 from kici.testing.agent_harness import AgentHarness, AgentProcess
 from kici.testing.cuttable_proxy import CuttableProxy
-from kici.wire.messages import CloseCode
+from kici.wire.messages import CloseCode, ConfigAck
 
 SCALER = {"KICI_SCALER_MANAGED": "1"}
 
@@ -118,6 +118,7 @@ async def test_an_agent_goes_where_the_other_coordinators_are(coordinator: Agent
     async with AgentHarness() as other, AgentProcess(coordinator.url):
         coordinator.behaviour.ack = {"coordinators": [other.url]}
         _ = await coordinator.agent()
+        await coordinator.until(lambda: any(isinstance(message, ConfigAck) for message in coordinator.heard))
         coordinator.gateway.close_all(CloseCode.HANDOVER, "the database is away")
         _ = await other.agent()
 
