@@ -21,12 +21,16 @@ from types import ModuleType
 
 import pytest
 
+from kici.decide.reap import reap_grace_ms
 from kici.testing.programs import CoordinatorProgram, environment, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PROVISIONERS = Path(__file__).parents[2] / "provisioners"
 JOBS = int(os.environ.get("EC2_JOBS", "5"))
 SECONDS = 60 + 6 * JOBS
+REAPER = {"KICI_SCALER_REAP_STRANDED_TIMEOUT_MS": "60000", "KICI_SCALER_REAP_INTERVAL_MS": "5000"}
+REAPED_SECONDS = reap_grace_ms(0) / 1000 + 60
+"""An agent that ended while its coordinator was down is only missed, and never for less than the reaper's grace."""
 
 
 def load() -> ModuleType:
@@ -158,7 +162,7 @@ def cloud() -> Iterator[Cloud]:
 @pytest.fixture
 def program(tmp_path: Path, cloud: Cloud) -> Iterator[CoordinatorProgram]:
     scalers = PROVISIONERS / "ec2" / "scalers.yaml"
-    with CoordinatorProgram(tmp_path / "data", extra=["--scalers", str(scalers)]) as program:
+    with CoordinatorProgram(tmp_path / "data", extra=["--scalers", str(scalers)], env=REAPER) as program:
         for name in ("access-key-id", "secret-access-key"):
             assert program.run("admin", "secrets", "set", f"aws:{name}", given="testing").returncode == 0
         variables = {
@@ -252,7 +256,7 @@ def test_killed_at_each_step_it_leaves_no_instance_without_a_row(program: Coordi
         until(lambda: cloud.alive() == [], seconds=SECONDS, what=f"the instance goes, killed when {name}")
         assert len(set(cloud.seen.values())) == len(cloud.seen), f"killed when {name}: two instances of one agent"
         assert len(cloud.seen) >= number + 1
-    until(lambda: program.admin("provisions") == [], seconds=60, what="no row is left")
+    until(lambda: program.admin("provisions") == [], seconds=REAPED_SECONDS, what="no row is left")
 
     agreed = inventory(program, cloud)
     assert (agreed.returncode, agreed.stdout) == (0, ""), agreed

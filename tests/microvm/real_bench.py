@@ -229,8 +229,7 @@ class RealMicroVmBench:
     async def die(self, agent_id: AgentId) -> None:
         vmm = os.pidfd_open(self.vmm_pids()[agent_id])
         signal.pidfd_send_signal(vmm, signal.SIGKILL)
-        while not select.select([vmm], [], [], 0)[0]:  # its root folder goes before it is dead
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(select.select, [vmm], [], [])  # its root folder goes before it is dead
         os.close(vmm)
 
     async def restart(self) -> None:
