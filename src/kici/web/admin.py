@@ -334,6 +334,7 @@ ROUTES: Final = (
         method=hdrs.METH_PATCH,
         path=f"{ADMIN}/settings",
         needs=Permission.SETTINGS_MANAGE,
+        unscoped=True,
         act=patch_settings,
         summary="Change settings: name -> value, null for the default.  All or none are changed.",
         tag=_TAG,

@@ -101,7 +101,7 @@ class Route:
     path: str
     needs: Permission | Access
     unscoped: bool = False
-    """Not for tokens that are limited to some secret contexts: it concerns the whole host, whosever jobs run there."""
+    """Not for tokens that are limited to some secret contexts: it concerns everybody, or would lift that limit."""
     act: Act
     """Answers an `answer`, an `Answer` around one, or a response of its own."""
     summary: str

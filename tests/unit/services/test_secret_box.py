@@ -156,6 +156,7 @@ def a_turning_sealer() -> AesGcmSealer:
     return AesGcmSealer(NEW, SeededEntropy("nonces"), former=OLD)
 
 
+@pytest.mark.spec("T6.2")
 @virtual
 async def test_a_key_is_changed_without_losing_a_secret() -> None:
     async with a_box() as (box, store):
@@ -169,10 +170,14 @@ async def test_a_key_is_changed_without_losing_a_secret() -> None:
         await turning.put(ORG, PASSWORD, "stored by the new key")
         assert await turning.rotate() == Rotation(resealed=PAGE + 2, kept=1)
         assert await turning.rotate() == Rotation(resealed=0, kept=PAGE + 3)
+        expected = {SecretRef("many", str(number)): str(number) for number in range(PAGE + 1)}
+        expected[PASSWORD] = "stored by the new key"
+        assert await turning.resolve(ORG, expected) == expected
+        assert await turning.resolve(OTHER_ORG, [TOKEN]) == {TOKEN: VALUE}
         await check_key(store, a_sealer(NEW))  # started without the old one
         after = SecretBox(store=store, sealer=a_sealer(NEW), clock=SimClock())
         assert await after.resolve(OTHER_ORG, [TOKEN]) == {TOKEN: VALUE}
-        assert await after.resolve(ORG, [PASSWORD]) == {PASSWORD: "stored by the new key"}
+        assert await after.resolve(ORG, expected) == expected
         with pytest.raises(SecretUnreadable):
             await box.resolve(ORG, [PASSWORD])
         with pytest.raises(Misconfigured):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,34 @@ async def test_a_peer_is_forgotten_or_the_outcome_says_why_not(client: Client, f
     assert await forget() == (404, "not-found")
     assert fake.coordinator.forgotten == [("gone", False), ("gone", True), ("gone", False)]
     assert [record.action for record in fake.access_log.records] == ["peer.forget"] * 3
+
+
+@pytest.mark.spec("T6.7")
+@pytest.mark.parametrize("query", ["", "?org=acme"])
+async def test_a_token_for_some_contexts_only_changes_no_settings(
+    client: Client, fake: FakeSurface, query: str
+) -> None:
+    fake.tokens.api["limited"] = replace(fake.tokens.api["owner"], secret_contexts=frozenset({"deploy"}))
+    before = await get(client, f"settings{query}")
+    response = await client.patch(
+        f"{ADMIN}/settings{query}",
+        json={"scaler_spawn_timeout_ms": 60_000},
+        headers={"Authorization": "Bearer limited"},
+    )
+    assert (response.status, "limited to some secret contexts" in (await response.json())["detail"]) == (403, True)
+    assert await get(client, f"settings{query}") == before
+    assert [(each.action, each.outcome) for each in fake.access_log.records] == [("settings.patch", "denied")]
+
+
+@pytest.mark.parametrize("path", ["tokens", "agent-tokens"])
+async def test_a_token_for_some_contexts_only_makes_no_token_that_may_do_more(
+    client: Client, fake: FakeSurface, path: str
+) -> None:
+    fake.tokens.api["limited"] = replace(fake.tokens.api["owner"], secret_contexts=frozenset({"deploy"}))
+    body = {"name": "more", **({"role": "owner"} if path == "tokens" else {})}
+    as_limited = {"Authorization": "Bearer limited"}
+    assert (await client.post(f"{ADMIN}/{path}", json=body, headers=as_limited)).status == 403
+    assert (await client.post(f"{ADMIN}/{path}", json=body, headers=OWNER)).status == 201
 
 
 async def test_settings_are_patched_whole_or_not_at_all(client: Client) -> None:
