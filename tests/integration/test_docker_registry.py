@@ -3,8 +3,10 @@
 import json
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -20,6 +22,7 @@ pytestmark = [
 
 REGISTRY: Final = "127.0.0.1:5000"
 PRIVATE: Final = f"{REGISTRY}/priv/tool:1"
+RIGHT: Final = "the-password-23"
 WRONG: Final = "not-the-password-17"
 
 
@@ -41,7 +44,7 @@ def kici(engine: Lab) -> Iterator[LabCoordinator]:
         "labelSets": [{"labels": ["linux", "host"], "binaryPath": "kici-agent", "env": environment}],
     }
     with coordinator(engine, "private", a_pool(engine), processes) as running:
-        for name, value in {"user": "ci", "right": "s3cret", "wrong": WRONG}.items():
+        for name, value in {"user": "ci", "right": RIGHT, "wrong": WRONG}.items():
             assert running.run("admin", "secrets", "set", f"registry:{name}", given=f"{value}\n").returncode == 0
         yield running
 
@@ -50,7 +53,7 @@ def _serve_registry(lab: Lab) -> None:
     """A registry that wants a log-in, with one image, which the engine itself does not have any more."""
     folder = lab.folder / "registry"
     (folder / "data").mkdir(parents=True)
-    made = subprocess.run(("htpasswd", "-Bbn", "ci", "s3cret"), capture_output=True, text=True, check=True)
+    made = subprocess.run(("htpasswd", "-Bbn", "ci", RIGHT), capture_output=True, text=True, check=True)
     (folder / "htpasswd").write_text(made.stdout)
     (folder / "config.yml").write_text(
         f"""version: 0.1
@@ -65,7 +68,7 @@ auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}
         assert time.monotonic() < deadline, (folder / "log").read_text()
         time.sleep(0.1)
     docker = ("docker", "--config", folder / "docker", "-H", f"unix://{lab.socket}")
-    lab.run(*docker, "login", "-u", "ci", "--password-stdin", REGISTRY, stdin="s3cret")
+    lab.run(*docker, "login", "-u", "ci", "--password-stdin", REGISTRY, stdin=RIGHT)
     lab.run(*docker, "tag", BUSYBOX, PRIVATE)
     lab.run(*docker, "push", PRIVATE)
     lab.run(*docker, "rmi", PRIVATE)
@@ -159,3 +162,77 @@ def test_a_dockerfile_may_begin_with_a_private_image(kici: LabCoordinator) -> No
     job = run_in(kici, {**built, "credentials": log_in}, label="host")
     assert job["status"] == "success", job
     assert "it runs" in job["said"]
+
+
+class Looks(threading.Thread):
+    """Reads, all the time, what every process of this machine shows of itself to others."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(daemon=True)
+        self._word = word.encode()
+        self._ended = threading.Event()
+        self.shown_by: set[str] = set()
+        self.looks = 0
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self.look()
+            self.looks += 1
+
+    def look(self) -> None:
+        for shown in ("cmdline", "environ"):
+            for path in Path("/proc").glob(f"[0-9]*/{shown}"):
+                try:
+                    if self._word in path.read_bytes():
+                        self.shown_by.add(f"{path}: {(path.parent / 'comm').read_text().strip()}")
+                except OSError:
+                    continue
+
+    def __enter__(self) -> "Looks":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+
+def test_a_look_at_all_processes_finds_a_word() -> None:
+    looks = Looks("a-word-that-" + "stands-here")
+    with subprocess.Popen(("sleep", "60"), env={"A": "a-word-that-stands-here"}) as process:
+        try:
+            looks.look()
+            assert {shown.partition(":")[0] for shown in looks.shown_by} >= {f"/proc/{process.pid}/environ"}
+        finally:
+            process.kill()
+
+
+@pytest.mark.spec("T6.8")
+@pytest.mark.parametrize("label", ["pool", "host"])
+def test_the_password_is_in_no_container_process_or_log(kici: LabCoordinator, label: str) -> None:
+    forget(kici)
+    file = kici.lab.folder / "run.json"
+    script = "env; cat /proc/*/cmdline /proc/*/environ 2>/dev/null || true; sleep 1; echo it runs"
+    log_in = {"username": "registry:user", "password": "registry:right"}
+    job = {"runsOn": [label], "run": script, "container": {"image": PRIVATE, "credentials": log_in}}
+    file.write_text(json.dumps({"name": "pull", "jobs": {"one": job}}))
+    inspected: dict[str, str] = {}
+    with Looks(RIGHT) as looks:
+        following = kici.background("submit", str(file))
+        while following.poll() is None:
+            for container in kici.lab.containers():
+                found = kici.lab.ask("GET", f"/containers/{container['Id']}/json")
+                inspected[container["Id"]] = json.dumps(found)
+            time.sleep(0.05)
+    said, errors = following.communicate()
+    assert following.returncode == 0, errors
+    assert b"it runs" in said
+    assert any(PRIVATE in each for each in inspected.values())
+    assert not [each for each in inspected.values() if RIGHT in each]
+    assert looks.looks > 2
+    assert looks.shown_by == set()
+    job_id = next(iter(kici.jobs(limit=1)))
+    assert RIGHT.encode() not in said + errors
+    logs = [kici.log, kici.lab.log, *(kici.data_dir / "agents").glob("*.log")]
+    everything = "".join(path.read_text(errors="replace") for path in logs) + json.dumps(kici.job(job_id))
+    assert RIGHT not in everything + kici.run("explain", job_id).stdout

@@ -371,7 +371,7 @@ def a_request(key: str, *labels: str, needs: Sequence[str] = (), **fields: Any) 
         key=key,
         name=key,
         demand=a_demand(*(labels or ("linux",)), **demand),
-        spec=a_spec(**fields),
+        spec=a_spec(image=demand.get("image"), **fields),
         needs=tuple(needs),
         queue_timeout_ms=timeout_ms,
     )

@@ -4,17 +4,21 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import to_builtins
 
 from kici.config.model import BackendType
+from kici.decide.fit import DOCKER_LABEL
 from kici.domain.errors import Denied, Permanent, Retryable
 from kici.domain.event import SCALE_DOWN, SCALE_UP
-from kici.domain.ids import AgentId
+from kici.domain.ids import DEFAULT_ORG, AgentId
 from kici.domain.job import JobStatus
 from kici.domain.say import say
+from kici.domain.secret import SecretRef
 from kici.domain.spawn import SpawnState
 from kici.domain.verdict import AtCap, InBackoff, SpawnBooting
+from kici.ports.event_store import EventFilter
 from kici.testing.cloud_bench import CLOUD, REF, CloudBench, Trouble, a_cloud_scaler, clouded
-from kici.wire.messages import ClaimCredentials, ClaimCredentialsResponse, CloseCode
+from kici.wire.messages import ClaimCredentials, ClaimCredentialsResponse, CloseCode, JobStart
 
 NOBODY = "nobody subscribes"
 
@@ -39,6 +43,30 @@ async def test_a_job_gets_its_machine_and_the_machine_goes(bench: CloudBench) ->
     assert bench.node.metric("kici_orch_scaler_scale_up_emitted_total", scaler="cloud") == 1
     assert bench.node.metric("kici_orch_scaler_scale_down_emitted_total", scaler="cloud", reason="job-complete") == 1
     assert bench.node.coordinator.book.total.agents == 0
+
+
+@pytest.mark.spec("T6.8")
+@clouded()
+async def test_a_log_in_at_a_registry_is_in_no_event(bench: CloudBench) -> None:
+    password = "the-password-23"
+    await bench.node.coordinator.secrets.put(DEFAULT_ORG, SecretRef("registry", "password"), password)
+    log_in = {"username": "ci", "password": "registry:password"}
+    job = await bench.submits(image="example.org/private:1", registry=log_in)
+    agent = await bench.booted()
+    agent.labels = [*agent.labels, DOCKER_LABEL]
+    await agent.registers()
+    assert await agent.starts() == job.id
+    (start,) = agent.all(JobStart)
+    assert password in str(to_builtins(start))  # it was needed
+    agent.ends(job.id)
+    await bench.passes()
+    agent.leaves()
+    await bench.all_gone(within=60)
+    events = await bench.store.events(EventFilter())
+    assert {event.name for event in events} == {call.name for call in bench.cloud.calls} == {SCALE_UP, SCALE_DOWN}
+    shown = [*[event.payload for event in events], *[call.payload for call in bench.cloud.calls]]
+    assert "claimCode" in str(shown)  # what is hidden elsewhere is seen here
+    assert password not in str((shown, bench.events))
 
 
 @pytest.mark.spec("T5.9", "H9", "D12")
