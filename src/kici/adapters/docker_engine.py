@@ -11,7 +11,7 @@ import re
 import tarfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import PurePosixPath
 from typing import IO, Any, Final
 
@@ -31,6 +31,7 @@ from kici.ports.engine import (
     ImageInfo,
     ImageRefused,
     OnProgress,
+    Ready,
 )
 
 CALL_SECONDS: Final = 30.0
@@ -161,16 +162,20 @@ class DockerEngine:
                 return bytes(held.read(bytes_max))
         return None
 
-    async def start(self, container: str, *, given: bytes = b"") -> None:
+    async def start(self, container: str, *, given: bytes = b"", ready: Ready | None = None) -> None:
         found = self._docker.containers.container(container)
-        async with self._call(f"start container {container}", seconds=SLOW_CALL_SECONDS):
-            if not given:
+        async with AsyncExitStack() as held:
+            async with self._call(f"start container {container}", seconds=SLOW_CALL_SECONDS):
+                # Attached before it runs: its input ends when we are gone, and nobody waits for it in vain.
+                attached = await held.enter_async_context(found.attach(stdin=True)) if given else None
                 await found.start()
-                return
-            # Attached before it runs: what is written waits there for its program, and ends when we are gone.
-            async with found.attach(stdin=True) as attached:
-                await attached.write_in(given)
-                await found.start()
+            if ready is not None:
+                await ready()
+            if attached is not None:
+                async with self._call(f"give container {container} its input"):
+                    # As aiodocker says that nobody is at the other end: it has ended, which is seen elsewhere.
+                    with suppress(AssertionError, ConnectionError):
+                        await attached.write_in(given)
 
     async def inspect(self, container: str) -> ContainerInfo | None:
         assert container, "an empty name would mean all containers"
@@ -241,6 +246,14 @@ class DockerEngine:
             if told["Name"] == name:  # the filter also lets longer names through
                 return (told.get("Options") or {}).get(BRIDGE) or f"br-{told['Id'][:12]}"
         return None
+
+    async def connect(self, container: str, network: str) -> None:
+        async with self._call(f"connect container {container} to network {network}", seconds=SLOW_CALL_SECONDS):
+            await _aio.networks.DockerNetwork(self._docker, network).connect({"Container": container})
+
+    async def disconnect(self, container: str, network: str) -> None:
+        async with self._call(f"disconnect container {container} from network {network}"):
+            await _aio.networks.DockerNetwork(self._docker, network).disconnect({"Container": container})
 
     async def create_network(self, spec: NetworkSpec) -> None:
         config = {

@@ -150,6 +150,15 @@ def agent_folder(agent_id: AgentId, *, uid: int, gid: int) -> tuple[ContainerFil
     )
 
 
+def may_connect_late(order: AgentOrder, around: Surroundings) -> bool:
+    """Whether an agent's container may run for a while before it has a network.
+
+    Our own agent opens no connection before it has its token, and loads its modules meanwhile; what another one does
+    is not ours to know.
+    """
+    return order.has_token and around.injected is not None and around.network is not None
+
+
 def user_ids(user: str, passwd: str) -> tuple[int, int] | None:
     """The numbers of an image's user, given its `/etc/passwd`.  None: no such user there."""
     name, _, group = user.partition(":")

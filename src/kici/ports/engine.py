@@ -5,7 +5,7 @@ is not there.  Bounds of time are the adapter's; a caller that is cancelled leav
 calls that make something are awaited to their end (`kit.finish`).
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import IO, Protocol
@@ -97,6 +97,8 @@ class EngineEvent:
 
 
 OnProgress = Callable[[str], None]
+Ready = Callable[[], Awaitable[None]]
+"""Done once a container runs, before it is given anything."""
 
 
 class Engine(Protocol):
@@ -137,10 +139,10 @@ class Engine(Protocol):
         """A small file of a container, running or not; None: there is none."""
         ...
 
-    async def start(self, container: str, *, given: bytes = b"") -> None:
-        """`given`: its standard input, which no inspection or log shows.
+    async def start(self, container: str, *, given: bytes = b"", ready: Ready | None = None) -> None:
+        """`given`: its standard input, which no inspection or log shows.  It comes when `ready` has returned.
 
-        Raises `EngineRefused` when its program cannot be started.
+        Raises `EngineRefused` when its program cannot be started, and whatever `ready` raises: nothing is given then.
         """
         ...
 
@@ -170,6 +172,14 @@ class Engine(Protocol):
 
     async def network(self, name: str) -> str | None:
         """Name of the interface on the host that is the bridge of exactly this network; None: there is none."""
+        ...
+
+    async def connect(self, container: str, network: str) -> None:
+        """Have it in this network too, from now on.  Raises `EngineRefused`."""
+        ...
+
+    async def disconnect(self, container: str, network: str) -> None:
+        """Have it in this network no more."""
         ...
 
     async def create_network(self, spec: NetworkSpec) -> None:

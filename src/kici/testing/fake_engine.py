@@ -24,6 +24,7 @@ from kici.ports.engine import (
     ImageInfo,
     ImageRefused,
     OnProgress,
+    Ready,
 )
 
 ADDRESS: Final = EngineAddress(url="unix:///fake/docker.sock", kind=EngineKind.DOCKER, is_local=True)
@@ -67,6 +68,8 @@ class FakeContainer:
     script: ImageScript
     address: str
     is_running: bool = False
+    is_connected: bool = True
+    """To the network that it was made for."""
     exit_code: int | None = None
     output: list[str] = field(default_factory=list)
     files: dict[str, ContainerFile] = field(default_factory=dict)
@@ -237,15 +240,28 @@ class FakeEngine:
             return one.script.passwd.encode()[:bytes_max]
         return None
 
-    async def start(self, container: str, *, given: bytes = b"") -> None:
+    async def start(self, container: str, *, given: bytes = b"", ready: Ready | None = None) -> None:
         one = await self._the(container)
-        if given:
-            assert one.spec.reads_input, "a container without a standard input is given nothing"
-            one.given = given
+        assert not given or one.spec.reads_input, "a container without a standard input is given nothing"
         if one.script.refuses:
             raise EngineRefused(f"cannot start container {container}: {one.script.refuses}")
         await asyncio.sleep(one.script.start_seconds)
         self._room.begin(one)
+        if ready is not None:
+            await ready()
+        one.given = given
+
+    async def connect(self, container: str, network: str) -> None:
+        one = await self._the(container)
+        if one.is_connected:
+            raise EngineRefused(f"endpoint with name {one.spec.name} already exists in network {network}")
+        await asyncio.sleep(0.01)
+        one.is_connected = True
+
+    async def disconnect(self, container: str, network: str) -> None:
+        one = await self._the(container)
+        assert network == one.spec.network
+        one.is_connected = False
 
     async def inspect(self, container: str) -> ContainerInfo | None:
         await self._up()
@@ -433,7 +449,7 @@ def _volumes(one: FakeContainer) -> list[tuple[str, str]]:
 
 
 def _info(one: FakeContainer) -> ContainerInfo:
-    on_network = one.is_running and one.spec.network is not None
+    on_network = one.is_running and one.is_connected and one.spec.network is not None
     return ContainerInfo(
         id=one.id,
         name=one.spec.name,

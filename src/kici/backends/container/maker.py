@@ -1,8 +1,8 @@
-"""How one agent's container comes to be: image, runtime, container, token, start, rules.
+"""How one agent's container comes to be: image, runtime, container, start, network, rules, token.
 
 Each step writes what it made into the tracked agent before the next begins, so that whoever undoes a spawn knows
 what there may be.  What the engine is asked to make is awaited to its end even when the spawn is called off: only
-then is it known what to undo.
+then is it known what to undo.  The token comes last: when the agent connects, its rules are there.
 """
 
 import logging
@@ -19,7 +19,7 @@ from kici.domain.errors import Conflict, DeterministicRefusal, JobRefused, KiciE
 from kici.domain.ids import ScalerName
 from kici.kit.finish import finish
 from kici.ports.backend import JobContainer, SpawnOrder
-from kici.ports.engine import EngineDown, EngineRefused, ImageInfo, ImageRefused
+from kici.ports.engine import EngineDown, EngineKind, EngineRefused, ImageInfo, ImageRefused
 
 log = logging.getLogger(__name__)
 
@@ -56,31 +56,38 @@ class Maker:
         name = chosen.image if order.container is None else order.container.image
         injected = None if carries else await house.runtimes.ensure(name, report)
         url, extra_hosts = self._reachable(order.orchestrator_url)
-        spec = plan.plan_container(
-            chosen,
-            self._agent_order(agent, order, url),
-            plan.Surroundings(
-                environment=self._environment,
-                network=house.fencing.network.name if settings.is_isolated and house.fencing is not None else None,
-                extra_hosts=extra_hosts,
-                socket=house.engine.address.socket,
-                injected=injected,
-            ),
+        wanted = self._agent_order(agent, order, url)
+        around = plan.Surroundings(
+            environment=self._environment,
+            network=house.fencing.network.name if settings.is_isolated and house.fencing is not None else None,
+            extra_hosts=extra_hosts,
+            socket=house.engine.address.socket,
+            injected=injected,
         )
+        spec = plan.plan_container(chosen, wanted, around)
+        # Podman's releases differ in what they make of a container without a network.
+        is_late = house.engine.address.kind is EngineKind.DOCKER and plan.may_connect_late(wanted, around)
+
+        async def ready() -> None:
+            if is_late:
+                await self._connect(agent)
+            if settings.is_isolated:
+                await self._admit(agent, chosen, url)
+
         agent.is_attempted = True
         try:
             await finish(self._create(agent, spec), seconds=STEP_SECONDS_MAX, what=f"creating container {spec.name}")
             uid, gid = await user_ids_in(house.engine, agent.container, image.user)
             if uid != 0:
                 await house.engine.put(agent.container, plan.agent_folder(agent.id, uid=uid, gid=gid))
-            starting = house.engine.start(agent.container, given=plan.token_input(order.token))
+            if is_late:
+                await house.engine.disconnect(agent.container, str(spec.network))
+            starting = house.engine.start(agent.container, given=plan.token_input(order.token), ready=ready)
             await finish(starting, seconds=STEP_SECONDS_MAX, what=f"starting container {spec.name}")
         except (EngineRefused, NotFound) as error:
             raise self._refused(order.container, error) from error
         except Conflict as error:
             raise Retryable(f"the container of agent {agent.id} cannot be made now: {error}") from error
-        if settings.is_isolated:
-            await self._admit(agent, chosen, url)
 
     def _reachable(self, url: str) -> tuple[str, tuple[str, ...]]:
         """The coordinator as containers see it, and the names that they know: their loopback is not ours."""
@@ -148,6 +155,18 @@ class Maker:
         if container is not None:
             return JobRefused(f"no agent can be started in image {container.image}: {error}")
         return DeterministicRefusal(f"scaler {self._settings.scaler}: {error}")
+
+    async def _connect(self, agent: Tracked) -> None:
+        """Its network, while it loads its modules: the slowest step of an engine after the start itself."""
+        engine, fencing = self._house.engine, self._house.fencing
+        assert fencing is not None, "isolation was checked before"
+        try:
+            await engine.connect(agent.container, fencing.network.name)
+        except (EngineRefused, Retryable):
+            found = await engine.inspect(agent.container)
+            if found is not None and found.is_running and fencing.network.name not in found.addresses:
+                raise
+            # It ended, as whoever watches it tells better; or an engine has given it its network by itself.
 
     async def _admit(self, agent: Tracked, chosen: plan.ContainerSet, url: str) -> None:
         fencing = self._house.fencing
