@@ -127,6 +127,7 @@ async def test_an_agent_sees_its_own_token_and_nothing_of_ours(tmp_path: Path) -
         await here.backend.shutdown_all()
 
 
+@pytest.mark.spec("scaler 50.8", "D19")
 @pytest.mark.parametrize("label", ["linux", "own"])
 async def test_a_killed_coordinators_agents_live_and_are_found(tmp_path: Path, label: str) -> None:
     """Started plainly, and forked from a zygote, which ends when its coordinator does."""

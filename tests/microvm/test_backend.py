@@ -47,7 +47,7 @@ async def test_steps_wait_for_what_they_need_and_are_taken_back_in_reverse() -> 
     await bench.close()
 
 
-@pytest.mark.spec("scaler 36.18.1", "scaler 49.6")
+@pytest.mark.spec("scaler 36.18.1", "scaler 49.6", "scaler 50.2")
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("phase", ["do", "done"])
 @virtual
@@ -89,7 +89,7 @@ async def test_boot_data_is_forgotten_once_the_agent_has_it() -> None:
         await bench.backend.boot_data_read(an_id(9))
 
 
-@pytest.mark.spec("scaler 36.18.15")
+@pytest.mark.spec("scaler 36.18.15", "scaler 50.13")
 @virtual
 async def test_a_process_that_cannot_be_ended_keeps_its_files_and_loses_its_network() -> None:
     async with fake_microvms() as bench:
@@ -235,6 +235,7 @@ async def test_a_sweep_during_a_spawn_leaves_its_interface() -> None:
         assert tap_of(VM) in bench.host.taps
 
 
+@pytest.mark.spec("scaler 50.1")
 @virtual
 async def test_a_sweep_removes_the_dead_and_strays_and_leaves_the_living_and_others() -> None:
     async with fake_microvms() as bench:
@@ -246,7 +247,17 @@ async def test_a_sweep_removes_the_dead_and_strays_and_leaves_the_living_and_oth
         bench.host.rules["10.0.0.99"] = ("scaler_firecracker_ffffffff", "kici-ffffffff")
         foreign = Path("/srv/jailer/firecracker/scaler-firecracker-eeeeeeee")
         bench.host.folders[foreign] = SimClock().now()
-        assert await bench.backend.sweep() == 1
+        released, release = [], bench.addresses.release
+
+        async def seen(agent_id: AgentId) -> None:
+            released.append(agent_id)
+            assert tap_of(agent_id) not in {tap for _, tap in bench.host.rules.values()}, "the next one inherits them"
+            await release(agent_id)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench.addresses, "release", seen)
+            assert await bench.backend.sweep() == 1
+        assert an_id(1) in released
         assert set(bench.host.running()) == {an_id(2)}
         assert tap_of(an_id(2)) in bench.host.taps
         assert "kici-ffffffff" not in bench.host.taps

@@ -201,6 +201,7 @@ async def test_an_interface_that_is_not_isolated_is_named_and_a_strange_one_is_n
     assert str(await network.health()) == f"interface {ONE.tap} is not isolated from its neighbours"
 
 
+@pytest.mark.spec("scaler 50.4")
 async def test_an_interface_is_made_down_isolated_and_owned(host: Namespace) -> None:
     network = await made()
     await network.make_tap(ONE, owner=65_100)

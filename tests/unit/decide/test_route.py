@@ -67,6 +67,7 @@ def test_a_job_without_labels_takes_the_first_ungated_set_in_order_not_the_small
     assert winner(entries, ask()) == "big"
 
 
+@pytest.mark.spec("scaler 50.18")
 def test_a_job_without_labels_keeps_its_excludes() -> None:
     entries = [entry("a", "linux", "spot"), entry("b", "linux", "stable")]
     assert winner(entries, ask(exclude=("spot",))) == "b"

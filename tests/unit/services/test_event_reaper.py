@@ -9,14 +9,18 @@ from kici.domain.spawn import SpawnState
 from kici.testing.cloud_bench import CloudBench, Node, clouded
 
 
+def leader_or_none(bench: CloudBench) -> Node | None:
+    return next((node for node in bench.nodes if not node.traps.is_dead and node.coordinator.elector.is_leader), None)
+
+
 def leader(bench: CloudBench) -> Node:
-    return next(node for node in bench.nodes if not node.traps.is_dead and node.coordinator.elector.is_leader)
+    found = leader_or_none(bench)
+    assert found is not None
+    return found
 
 
 async def leads(bench: CloudBench) -> Node:
-    await bench.until(
-        lambda: any(not node.traps.is_dead and node.coordinator.elector.is_leader for node in bench.nodes), within=30
-    )
+    await bench.until(lambda: leader_or_none(bench) is not None, within=30)
     return leader(bench)
 
 
@@ -110,6 +114,41 @@ async def test_one_that_leads_no_longer_sends_nothing(bench: CloudBench) -> None
     assert not reaper._absent_since
     assert await reaper.tick() == 0
     assert up["agentId"] in bench.cloud.machines
+
+
+@pytest.mark.spec("scaler 50.11")
+@clouded(nodes=3)
+async def test_a_new_leader_counts_absence_anew_and_still_ends_the_machine(bench: CloudBench) -> None:
+    await bench.submits()
+    agent = await bench.made(at=1)
+    await agent.starts()
+    await bench.nodes[1].is_killed()
+    await bench.passes(100)
+    first = await leads(bench)
+    await first.coordinator.elector.resign()
+    await bench.until(lambda: leader_or_none(bench) not in (None, first), within=60)
+    await bench.passes(100)
+    assert bench.cloud.told(SCALE_DOWN) == [], "200 s in all, and neither has seen a whole grace"
+    await bench.until(lambda: bench.cloud.told(SCALE_DOWN), within=200)
+
+
+@pytest.mark.spec("scaler 50.19")
+@clouded(scaler_reap_interval_ms=5_000)
+async def test_a_pass_that_outlasts_the_interval_is_not_overtaken(bench: CloudBench) -> None:
+    await bench.submits()
+    await bench.machine()
+    reaper = (await leads(bench)).coordinator.events.reaper
+    held = bench.node.traps.hold("reap_candidates", done=True)
+    await held.reached()
+    second = bench.node.traps.hold("reap_candidates", done=False)
+    second.open()
+    assert await reaper.tick() == 0
+    await bench.passes(20)
+    assert bench.node.traps.next("reap_candidates") is second, "nobody looked again"
+    held.open()
+    third = bench.node.traps.hold("reap_candidates", done=True)
+    await third.reached()
+    third.open()
 
 
 @pytest.mark.spec("scaler 13.9.5", "scaler 21.6.11")

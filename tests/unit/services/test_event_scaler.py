@@ -390,7 +390,7 @@ async def test_no_capacity_at_one_provider_sends_the_job_to_another(bench: Cloud
     assert verdicts[1].scaler == "small"
 
 
-@pytest.mark.spec("D14")
+@pytest.mark.spec("D14", "scaler 50.12")
 @clouded(nodes=2)
 async def test_backoff_is_shared_and_one_machine_probes(bench: CloudBench) -> None:
     bench.cloud.troubles.append(Trouble(Permanent("no quota")))

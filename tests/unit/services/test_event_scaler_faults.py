@@ -126,6 +126,18 @@ async def test_a_count_that_cannot_be_made_refuses_and_says_which_kind(bench: Cl
     await bench.until(lambda: bench.cloud.machines, within=60)
 
 
+@pytest.mark.spec("scaler 50.3")
+@clouded()
+async def test_a_place_in_the_cluster_whose_commit_was_not_answered_comes_back(bench: CloudBench) -> None:
+    bench.node.traps.fail("insert_cluster_spawn", done=True)
+    job = await bench.submits()
+    await bench.until(lambda: bench.cloud.machines, within=1000)
+    (row,) = await bench.spawns()
+    assert {row.agent_id} == set(bench.cloud.machines), "the place that nobody knew of is free again"
+    assert row.bound_job_id == job.id
+    assert bench.node.coordinator.book.total.agents == 1
+
+
 @clouded()
 async def test_a_scale_up_that_may_have_been_written_is_taken_back(bench: CloudBench) -> None:
     bench.node.traps.fail("emit_scale_up", done=True)

@@ -91,6 +91,7 @@ async def test_a_job_that_can_never_fit_is_told_to_ask_for_less(bench: Bench) ->
     assert "ask for less" in say(verdict, now=bench.clock.now())
 
 
+@pytest.mark.spec("scaler 50.7")
 @benched(a_scaler(), settings={BACKOFF: 60_000})
 async def test_a_backoff_names_until_when_and_the_failure_of_the_jobs_own_spawn(bench: Bench) -> None:
     bench.backends["local"].scripts = iter([refuses("no such program: kici-agent")])
