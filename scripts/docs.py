@@ -110,6 +110,7 @@ REPLACED: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
         ("scaler 46.4.5",),
         "D10, D31: an agent of a scaler ends after its job; without any coordinator it ends by its orphan timeout",
     ),
+    (("scaler 50.21",), "D22: the deprecated unions of gates are left out; nobody ever spoke that protocol with us"),
     (("T3.1",), "D10: a scaler-made agent exits once the end of its job is acknowledged"),
     (("T4.10",), f"D2: work is claimed and never rerouted ([0002]({ADR}/0002-pull-not-push.md))"),
 )

@@ -90,6 +90,7 @@ class FakeBench:
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 
 
+@pytest.mark.spec("scaler 50.5")
 @cases
 async def test_linux(case: Case, tmp_path: Path) -> None:
     bench = RealBench(tmp_path, LinuxProcesses)

@@ -75,6 +75,19 @@ async def test_a_pool_larger_than_its_scaler_fills_what_there_is(bench: Bench) -
     assert len(bench.orders) == 3
 
 
+@pytest.mark.spec("scaler 50.6")
+@benched(pool(1))
+async def test_the_limits_of_a_warm_agent_are_known_after_a_restart(bench: Bench) -> None:
+    agent = await bench.made(0)
+    await bench.is_killed()
+    await bench.starts()
+    await agent.registers()
+    await bench.submits("linux", cpus=1.0)  # which limits it to one cpu, and the agent may use four
+    await agent.is_left_alone()
+    job = await bench.submits("linux")
+    assert await agent.starts() == job.id
+
+
 @benched(pool(2))
 async def test_a_warm_agent_takes_a_job_at_once_and_the_pool_is_filled_again(bench: Bench) -> None:
     await fill(bench, 2)
