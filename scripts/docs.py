@@ -111,6 +111,8 @@ REPLACED: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
         "D10, D31: an agent of a scaler ends after its job; without any coordinator it ends by its orphan timeout",
     ),
     (("scaler 50.21",), "D22: the deprecated unions of gates are left out; nobody ever spoke that protocol with us"),
+    (("H3",), f"D5: a worker has no queue ([0002]({ADR}/0002-pull-not-push.md)); both stores answer to one suite"),
+    (("H5",), f"D2: nothing is rerouted, to workers or to coordinators ([0002]({ADR}/0002-pull-not-push.md))"),
     (("T3.1",), "D10: a scaler-made agent exits once the end of its job is acknowledged"),
     (("T4.10",), f"D2: work is claimed and never rerouted ([0002]({ADR}/0002-pull-not-push.md))"),
 )

@@ -164,7 +164,7 @@ async def test_a_revocation_while_an_agent_registers_does_not_let_it_in(bench: B
     assert not await bench.store.sessions(instance_id=None, limit=10)
 
 
-@pytest.mark.spec("D7")
+@pytest.mark.spec("D7", "H2")
 @benched(a_scaler(), settings={knobs.AGENT_TOKEN_TTL_MS.name: 60_000})
 async def test_the_token_of_an_agent_may_expire_while_its_job_runs(bench: Bench) -> None:
     job = await bench.submits("linux")

@@ -42,7 +42,7 @@ async def test_the_machine_of_a_dead_adopter_goes_after_the_grace(bench: CloudBe
     assert job.id
 
 
-@pytest.mark.spec("scaler 26.9.5", "scaler 26.9.6", "T9.3", "T4.6")
+@pytest.mark.spec("scaler 26.9.5", "scaler 26.9.6", "T9.3", "T4.6", "H7")
 @clouded(nodes=2)
 async def test_a_leader_that_sees_nobody_stands_down_until_it_does(bench: CloudBench) -> None:
     await bench.submits()
