@@ -89,6 +89,27 @@ async def test_boot_data_is_forgotten_once_the_agent_has_it() -> None:
         await bench.backend.boot_data_read(an_id(9))
 
 
+@virtual
+async def test_boot_data_that_cannot_be_forgotten_is_told() -> None:
+    async with fake_microvms() as bench:
+        await spawn(bench)
+        bench.host.faults["forget"] = Retryable("its metadata could not be emptied")
+        with pytest.raises(Retryable, match="could not be emptied"):
+            await bench.backend.boot_data_read(VM)
+
+
+@virtual
+async def test_boot_data_of_a_machine_that_could_not_be_taken_up_is_forgotten_all_the_same() -> None:
+    async with fake_microvms() as bench:
+        await spawn(bench)
+        await bench.restart()
+        bench.host.processes[VM].is_confirmed = False
+        assert await bench.backend.recover(frozenset({VM})) == ()
+        await bench.backend.boot_data_read(VM)
+        assert bench.host.processes[VM].boot_data is None
+        bench.host.processes[VM].is_confirmed = True
+
+
 @pytest.mark.spec("scaler 36.18.15", "scaler 50.13")
 @virtual
 async def test_a_process_that_cannot_be_ended_keeps_its_files_and_loses_its_network() -> None:

@@ -99,3 +99,12 @@ def test_a_worker_that_is_killed_takes_its_microvms_back_and_operators_see_them(
         assert f"{vm_id} is not stopped - tracked" in stopped.stderr
         assert one.coordinator.job(job)["status"] in ("running", "recovering")
         one.coordinator.run("cancel", job, "--force")  # the tiny guest does not come back by itself
+
+
+@pytest.mark.engine("firecracker")
+@pytest.mark.spec("scaler 36.18.18")
+def test_a_job_on_a_workers_host_cannot_read_what_its_guest_was_told_at_its_boot() -> None:
+    with far(firecracker_entry()) as one:
+        done = one.coordinator.run("run", "-l", "tiny", "--", "metadata")
+        assert done.returncode == 0, done.stderr + one.log()[-3000:]
+        assert done.stdout == "status 200 {}\n"

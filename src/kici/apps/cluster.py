@@ -14,6 +14,7 @@ from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.job import Job
 from kici.domain.peer import RequestKind
+from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
 from kici.ports.peers import Topic
 from kici.services.absent_instances import AbsentInstances
@@ -47,17 +48,6 @@ class Cluster:
             address=next(iter(given.addresses), ""),
         )
         self.hand_over = self._hand_over()
-        self.own_rows = OwnRows(
-            store=given.store,
-            peers=self.peers,
-            spawns=one.spawns,
-            manager=one.manager,
-            teardown=one.teardown,
-            tokens=one.tokens,
-            supervisor=given.supervisor,
-            clock=given.clock,
-            instance_id=one.instance_id,
-        )
         acts: dict[RequestKind, Act] = {}
         self.requests = PeerRequests(
             store=given.store,
@@ -67,9 +57,11 @@ class Cluster:
             instance_id=one.instance_id,
             acts=acts,
         )
+        self.own_rows = self._own_rows()
         cancels = RemoteCancels(
             store=given.store, requests=self.requests, lifecycle=one.lifecycle, instance_id=one.instance_id
         )
+        acts[RequestKind.BOOT_DATA] = self.own_rows.asked_to_clear
         acts[RequestKind.CANCEL] = cancels.asked
         acts[RequestKind.RELOAD] = self._asked_to_reload
         acts[RequestKind.DRAIN_AGENT] = self._asked_to_drain
@@ -113,6 +105,21 @@ class Cluster:
             revoke_worker=lambda worker_id: one.workers.revoke(worker_id),
         )
 
+    def _own_rows(self) -> OwnRows:
+        one, given = self._one, self._one.given
+        return OwnRows(
+            store=given.store,
+            peers=self.peers,
+            spawns=one.spawns,
+            manager=one.manager,
+            teardown=one.teardown,
+            tokens=one.tokens,
+            requests=self.requests,
+            supervisor=given.supervisor,
+            clock=given.clock,
+            instance_id=one.instance_id,
+        )
+
     def _hand_over(self) -> HandOver:
         one, given = self._one, self._one.given
         return HandOver(
@@ -144,6 +151,7 @@ class Cluster:
         one.queue.is_served_elsewhere = self.peers.could_serve
         one.absences.is_elsewhere = self.own_rows.is_elsewhere
         one.manager.foreign_gone = self.own_rows.ended_here
+        one.manager.clear_foreign = self._clear_foreign
 
     def start(self, supervisor: Supervisor) -> None:
         supervisor.service("hints", self._one.given.notifier.run)
@@ -159,6 +167,14 @@ class Cluster:
         if owner in (None, self._one.instance_id):
             return True
         return self._one.elector.is_leader and owner not in self.peers.others
+
+    async def _clear_foreign(self, spawn: Spawn) -> None:
+        """Of an agent that another coordinator made: by its worker, if that is linked here, else by its maker."""
+        host = None if spawn.worker_id is None else self._one.workers.links.host(spawn.worker_id)
+        if host is not None and host.channel.is_linked:
+            await host.backend_of(spawn).boot_data_read(spawn.agent_id)
+        else:
+            await self.own_rows.clear_boot_data(spawn)
 
     async def reload_of(self, other: InstanceId) -> tuple[InstanceId, ReloadReport]:
         """Let another coordinator take over its scalers files; what came of it."""

@@ -14,6 +14,8 @@ from typing import Final
 from kici.decide.isolate import Fence
 from kici.domain.resources import Amount
 
+MICROVMS: Final = "firecracker"
+"""The type of scalers that make them, whatever program runs them."""
 TAP_PREFIX: Final = "kici-"
 _TAP: Final = re.compile(r"kici-[0-9a-f]{8}\Z")
 _VM: Final = re.compile(r"scaler-firecracker-[0-9a-f]{8}\Z")

@@ -33,6 +33,8 @@ class Capacity:
 class RequestKind(StrEnum):
     """What one coordinator asks of another.  Every act is safe to repeat."""
 
+    BOOT_DATA = "boot-data"
+    """Clear what an agent that it made was told at its boot."""
     CANCEL = "cancel"
     """Tell the agent of a job, or of all jobs of a run, to stop."""
     DRAIN_AGENT = "drain-agent"

@@ -64,8 +64,8 @@ class BootDataBackend(Protocol):
     """A backend that hands its agents' credentials to them by a way that can be closed."""
 
     async def boot_data_read(self, agent_id: AgentId) -> None:
-        """The agent has it: nobody else is to read it.  Never raises; an unknown id, or a compute that is gone: no-op.
+        """The agent has it: nobody else can read it when this returns, and no job starts there before.
 
-        Its agent waits meanwhile, so that no job is quicker.
+        An unknown id, or a compute that is gone: no-op.  Raises a `KiciError` when it may still be readable.
         """
         ...

@@ -10,6 +10,7 @@ from kici.domain.verdict import AtCap
 from kici.domain.worker import JoinToken, Worker
 from kici.ports.backend import Backend, ForgettingBackend
 from kici.ports.link import LinkHandler
+from kici.ports.live_vms import BootDataBackend
 from kici.wire.worker_messages import Answer, Held, MarkRegistered, Request, SpawnProgress
 
 OnAnswer = Callable[[Answer], None]
@@ -39,6 +40,11 @@ class WorkerChannel(Protocol):
     def is_linked(self) -> bool: ...
 
     @property
+    def protocol(self) -> int:
+        """The version of the link that the worker spoke last."""
+        ...
+
+    @property
     def is_given_up(self) -> bool:
         """An operator gave the worker up: what it held is nobody's any more, and no order will reach it."""
         ...
@@ -64,7 +70,7 @@ class WorkerChannel(Protocol):
         ...
 
 
-class RemoteScaler(Backend, ForgettingBackend, Protocol):
+class RemoteScaler(Backend, BootDataBackend, ForgettingBackend, Protocol):
     """What the keeper of a worker's link tells the backend of one of its scalers."""
 
     def offered(self, sets: Sequence[tuple[str, ...]], max_agents: int) -> None:

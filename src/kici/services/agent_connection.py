@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar, assert_never
 from kici.decide.dispatch import LossCause
 from kici.domain.agent import AgentToken
 from kici.domain.errors import Conflict, Denied, NoCapacity, StoreDown
-from kici.domain.ids import AgentId, ConnectionId, JobId
+from kici.domain.ids import ConnectionId, JobId
 from kici.domain.logs import NewChunk, Stream
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -62,10 +62,6 @@ class Doors(Protocol):
     async def authenticate(self, connection: "AgentConnection", token: str | None) -> None: ...
 
     async def register(self, connection: "AgentConnection", message: AgentRegister) -> None: ...
-
-    async def config_acked(self, agent_id: AgentId) -> None:
-        """The agent has taken its boot configuration; whatever it says next waits."""
-        ...
 
     async def gone(self, connection: "AgentConnection", why: str) -> None:
         """The one loss funnel.  Safe to call again."""
@@ -220,8 +216,8 @@ class AgentConnection:
                 await self._status(agent, message)
             case LogChunkMessage():
                 await self._output(agent, message)
-            case ConfigAck():
-                await self._doors.config_acked(agent.agent_id)
+            case ConfigAck() if agent.is_new:  # of any other, the next start asks
+                await self._patiently(lambda: self._work.lifecycle.may_start(agent))
             case AgentStatus(draining=draining):
                 await self._patiently(lambda: self._work.lifecycle.said(agent, draining=draining))
             case _:

@@ -6,12 +6,13 @@ that nothing is offered to it any more, then looks after its jobs, then after it
 connection is no loss: its agent goes on with the newer one.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final, Never, Protocol
 
 from kici.decide.dispatch import MAY_RETURN, LossCause
 from kici.domain.agent import AgentToken
-from kici.domain.errors import Denied, StoreDown
+from kici.domain.errors import Denied, KiciError, StoreDown
 from kici.domain.ids import AgentId, ConnectionId, TokenId
 from kici.domain.spawn import ScaleDownReason
 from kici.kit.supervise import Supervisor
@@ -24,7 +25,7 @@ from kici.services.absences import Absences
 from kici.services.agent_connection import AgentConnection, FrameWork
 from kici.services.drain_state import DrainState
 from kici.services.registration import Computes, Registration
-from kici.services.registry import AgentRegistry
+from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.coordinator_half import CoordinatorHalf
 from kici.wire.messages import AgentExit, AgentRegister, CloseCode
 
@@ -72,6 +73,7 @@ class AgentSessions:
         self._clock = clock
         self._entropy = entropy
         self._grace_ms = grace_ms
+        work.lifecycle.may_start = self.may_start
         self._connections: dict[ConnectionId, AgentConnection] = {}
         self._registering = 0
         self.lost: Callable[[LossCause], None] = lambda cause: None
@@ -150,8 +152,25 @@ class AgentSessions:
         if connection.is_over and connection.agent is not None:
             await self._lose(connection, "its connection closed while it registered")
 
-    async def config_acked(self, agent_id: AgentId) -> None:
-        await self._computes.config_acked(agent_id)
+    async def may_start(self, agent: ConnectedAgent) -> bool:
+        """Whether a job may start on it: not while it could read there what its agent was told at its boot.
+
+        Raises `StoreDown` when another coordinator would have to be asked.
+        """
+        if agent.spawn is None or agent.may_start:
+            return True
+        try:
+            await self._computes.clear_boot_data(agent.spawn)
+        except StoreDown:
+            raise
+        except KiciError as error:
+            why = f"its boot data may still be readable, so no job may start on it: {error}"
+            emit(Event.AGENT_REFUSED, level=logging.ERROR, agent_id=agent.agent_id, reason=why)
+            if self._registry.get(agent.agent_id) is agent:
+                await self.dismiss(agent.agent_id, cause=LossCause.DISMISSED, code=CloseCode.DISMISSED, why=why)
+            return False
+        agent.may_start = True
+        return self._registry.get(agent.agent_id) is agent
 
     async def gone(self, connection: AgentConnection, why: str) -> None:
         """The one loss funnel."""

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Final, Never, Protocol
 
 from kici.decide.prune import EVENT
-from kici.domain.errors import StoreDown
+from kici.domain.errors import Permanent, Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId, JobId, RunId
 from kici.domain.job import Job, JobStatus
 from kici.domain.peer import RequestKind
-from kici.domain.spawn import SERVING, ScaleDownReason, SpawnState
+from kici.domain.spawn import SERVING, ScaleDownReason, Spawn, SpawnState
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.ports.peers import PeerStore
@@ -28,6 +28,8 @@ from kici.services.tokens import Tokens
 
 PATIENCE_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 2.0
+CLEAR_SECONDS: Final = 9.0
+"""Less than an agent has to acknowledge its job, whose start waits for it."""
 ROWS_MAX: Final = 100_000
 RUN_JOBS_MAX: Final = 1000
 TOKENS_MAX: Final = 1000
@@ -119,12 +121,14 @@ class OwnRows:
         manager: ScalerManager,
         teardown: Teardown,
         tokens: Tokens,
+        requests: PeerRequests,
         supervisor: Supervisor,
         clock: Clock,
         instance_id: InstanceId,
     ) -> None:
         self._store = store
         self._peers = peers
+        self._requests = requests
         self._spawns = spawns
         self._manager = manager
         self._teardown = teardown
@@ -170,6 +174,27 @@ class OwnRows:
         known = {one.id for one in await self._store.instances(limit=INSTANCES_MAX)}
         if row.owner_instance_id not in known:
             await self._store.delete_spawn(agent_id)
+
+    async def clear_boot_data(self, spawn: Spawn) -> None:
+        """Have the maker of an agent that came here clear what that was told at its boot.
+
+        Raises a `KiciError` when it did not say that it has, `StoreDown` among them.
+        """
+        maker = spawn.owner_instance_id
+        answer = await self._requests.ask(
+            maker, RequestKind.BOOT_DATA, {"agentId": spawn.agent_id}, seconds=CLEAR_SECONDS
+        )
+        if answer != {"cleared": True}:
+            what = "gave no answer" if answer is None else f"answered {answer}"
+            raise Retryable(f"coordinator {maker}, which made agent {spawn.agent_id}, {what}")
+
+    async def asked_to_clear(self, payload: Mapping[str, object]) -> object:
+        """The act that a request of another coordinator asks for."""
+        tracked = self._spawns.get(AgentId(str(payload["agentId"])))
+        if tracked is None:
+            raise Permanent("this coordinator does not look after that agent")
+        await self._manager.clear_boot_data(tracked.spawn)
+        return {"cleared": True}
 
     def ended_here(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """An agent ended here that another coordinator made: ask its maker, by its row, to take the compute down."""

@@ -4,6 +4,7 @@ Each move is one guarded write of the store; what follows from it (telling agent
 computes back) happens here, in one place, whichever way the job ended.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from kici.domain.errors import KiciError, StoreDown
@@ -60,10 +61,14 @@ class JobLifecycle:
         self._instance_id = instance_id
         self.computes: ComputeOwner = NoComputes()
         """Set by the composition root."""
+        self.may_start: Callable[[ConnectedAgent], Awaitable[bool]] = _always
+        """Set by the sessions of agents: whether a job may start on one.  Else it is sent away.  Raises `StoreDown`."""
         dispatcher.gave_up = self._ended
 
     async def acknowledged(self, agent: ConnectedAgent, job_id: JobId) -> None:
         """The agent has the job: commit `running`, then let it start.  Otherwise it must forget the job."""
+        if not await self.may_start(agent):
+            return
         job = agent.jobs.get(job_id)
         if job is None:
             self.drop(agent, job_id, "this job is not yours")
@@ -83,6 +88,8 @@ class JobLifecycle:
 
     async def start_again(self, agent: ConnectedAgent, job: Job) -> None:
         """The start message was lost with a connection: the agent waits, `running` is committed already."""
+        if not await self.may_start(agent):
+            return
         message = await self._start_message(agent, job)
         if message is not None:
             agent.seat.send(message)
@@ -227,3 +234,7 @@ class JobLifecycle:
             return None
         self.computes.capacity_freed()
         return await self._dispatcher.drain(agent)
+
+
+async def _always(agent: ConnectedAgent) -> bool:
+    return True

@@ -82,8 +82,11 @@ class Computes(Protocol):
 
     def registered(self, spawn: Spawn) -> None: ...
 
-    async def config_acked(self, agent_id: AgentId) -> None:
-        """The agent has taken its boot configuration; nothing is left of that afterwards."""
+    async def clear_boot_data(self, spawn: Spawn) -> None:
+        """Nobody but its agent can read what its compute was told at its boot when this returns.
+
+        Raises a `KiciError` when that may not be so.
+        """
         ...
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None: ...
@@ -107,7 +110,7 @@ class NoComputes:
     def registered(self, spawn: Spawn) -> None:
         pass
 
-    async def config_acked(self, agent_id: AgentId) -> None:
+    async def clear_boot_data(self, spawn: Spawn) -> None:
         pass
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
@@ -256,6 +259,10 @@ class Registration:
         await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
         for act in plan.after:
             await act()
+        if not connection.is_over:
+            await self._give_work(agent, registered)
+
+    async def _give_work(self, agent: ConnectedAgent, registered: Registered) -> None:
         if registered.job is not None:
             await self._dispatcher.deliver(agent, registered.job)
         else:

@@ -12,7 +12,7 @@ from kici.decide.fit import AgentShape, class_fits
 from kici.domain.agent import AgentFacts
 from kici.domain.ids import AgentId, ConnectionId, Instant, JobId, ScalerName, TokenId
 from kici.domain.job import Demand, Job
-from kici.domain.spawn import Spawn
+from kici.domain.spawn import Spawn, SpawnState
 from kici.wire.messages import AgentMetrics, Message
 
 DEMANDS_REMEMBERED_MAX: Final = 2000
@@ -56,6 +56,8 @@ class ConnectedAgent:
     jobs_left: int | None = None
     """How many more jobs it may take in its life; None: any number."""
     draining: bool = False
+    may_start: bool = False
+    """Nothing in its compute tells a job what the agent was told at its boot."""
     reported: AgentMetrics | None = None
     """What it last said of itself."""
     is_resting: bool = False
@@ -71,6 +73,11 @@ class ConnectedAgent:
     def backend_type(self) -> str:
         """`stateful` for an agent that no scaler made."""
         return STATEFUL if self.spawn is None else self.spawn.backend_type
+
+    @property
+    def is_new(self) -> bool:
+        """A scaler made it, and it has never been here before, nor at another coordinator."""
+        return self.spawn is not None and self.spawn.state is SpawnState.BOOTING
 
     @property
     def job_ids(self) -> tuple[JobId, ...]:

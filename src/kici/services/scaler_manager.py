@@ -5,15 +5,17 @@ in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from kici.decide.admit import Book, admit, fits_alone, is_burst_refusal
 from kici.decide.entries import Routable
 from kici.decide.fallback import SCALERS_MAX, is_refusal, spokesman, verdict_of
+from kici.decide.microvm import MICROVMS
 from kici.decide.prune import EVENT
 from kici.decide.route import Router
+from kici.domain.errors import Permanent
 from kici.domain.ids import AgentId, ClassId, JobId, ScalerName
 from kici.domain.job import Demand, Job
 from kici.domain.resources import UNDECLARED, Amount, ResourceRequest
@@ -78,6 +80,8 @@ class ScalerManager:
         self._on_refusal = on_refusal
         self.foreign_gone: Callable[[AgentId, ScaleDownReason], None] = lambda agent_id, reason: None
         """Told of an agent that is gone and that this instance did not make."""
+        self.clear_foreign: Callable[[Spawn], Awaitable[None]] = _cannot_clear
+        """Set by the composition root: clears the boot data of a compute that another coordinator made."""
         self.provision_overdue: Callable[[TrackedSpawn, str], None] = self._spawner.never_came
         """Set by the composition root: an event spawn whose agent did not come in time."""
         self.adopted: Callable[[Spawn], None] = lambda spawn: None
@@ -330,11 +334,17 @@ class ScalerManager:
             self._failures.clear(tracked.runtime.name)
             emit(Event.SPAWN_REGISTERED, agent_id=spawn.agent_id, scaler=spawn.scaler)
 
-    async def config_acked(self, agent_id: AgentId) -> None:
-        """The agent has taken its boot configuration: nothing else in its compute is to read it."""
-        tracked = self._spawns.get(agent_id)
-        if tracked is not None and isinstance(tracked.runtime.backend, BootDataBackend):
-            await tracked.runtime.backend.boot_data_read(agent_id)
+    async def clear_boot_data(self, spawn: Spawn) -> None:
+        """Nobody but its agent can read what its compute was told at its boot when this returns.
+
+        Raises a `KiciError` when that may not be so.
+        """
+        tracked = self._spawns.get(spawn.agent_id)
+        if tracked is None:
+            if spawn.backend_type == MICROVMS:
+                await self.clear_foreign(spawn)
+        elif isinstance(tracked.runtime.backend, BootDataBackend):
+            await tracked.runtime.backend.boot_data_read(spawn.agent_id)
 
     def agent_gone(self, agent_id: AgentId, reason: ScaleDownReason) -> None:
         """The agent is lost for good: take its compute down."""
@@ -388,3 +398,7 @@ class ScalerManager:
         if serving is None:
             return None
         return SpawnBooting(agent_id=serving.agent_id, scaler=serving.spawn.scaler, since=serving.spawn.spawned_at)
+
+
+async def _cannot_clear(spawn: Spawn) -> None:
+    raise Permanent(f"agent {spawn.agent_id} was made by another coordinator")

@@ -190,20 +190,28 @@ class HostAgents:
         await self._call_off(holding)
         if self.holdings.get(agent_id) is not holding:
             return
-        if holding.record.scaler in self._blind:
-            raise Retryable(f"this host cannot look at agents of scaler {holding.record.scaler} yet")
+        self._sees(holding.record.scaler)
         await holding.runtime.backend.destroy(agent_id, reason)
         await self._release(holding)
 
     def mark_registered(self, agent_id: AgentId) -> None:
-        """Its coordinator has seen it come, so it has its boot data: nobody else in its compute is to read that."""
+        """Its coordinator has seen it come."""
         holding = self.holdings.get(agent_id)
         if holding is not None:
-            backend = holding.runtime.backend
             holding.registered = True
-            backend.mark_registered(agent_id)
-            if isinstance(backend, BootDataBackend):
-                self._supervisor.start(f"config.{agent_id}", backend.boot_data_read(agent_id))
+            holding.runtime.backend.mark_registered(agent_id)
+
+    async def clear_boot_data(self, agent_id: AgentId) -> None:
+        """Nobody but its agent can read what it was told at its boot when this returns.
+
+        Raises a `KiciError` when that may not be so.
+        """
+        holding = self.holdings.get(agent_id)
+        if holding is None:
+            raise Permanent(f"this worker holds no agent {agent_id}")
+        self._sees(holding.record.scaler)
+        if isinstance(holding.runtime.backend, BootDataBackend):
+            await holding.runtime.backend.boot_data_read(agent_id)
 
     def computes(self) -> dict[AgentId, Compute]:
         """What backends have of the agents."""
@@ -285,9 +293,13 @@ class HostAgents:
             raise Permanent(f"this worker has no scaler {scaler} any more")
         if self.is_leaving:
             raise NoCapacity("this worker is stopping")
+        self._sees(scaler)
+        return runtime
+
+    def _sees(self, scaler: ScalerName) -> None:
+        """Raises `Retryable` while the agents of a scaler could not be looked at."""
         if scaler in self._blind:
             raise Retryable(f"this worker cannot look at the agents of scaler {scaler} yet")
-        return runtime
 
     def _admit(self, runtime: ScalerRuntime, shape: Shape) -> None:
         refused = admit(

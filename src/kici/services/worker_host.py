@@ -28,6 +28,7 @@ from kici.wire.worker_messages import (
     Answer,
     AskVms,
     Challenge,
+    ClearBootData,
     ComputeGone,
     DestroyAgent,
     FaultKind,
@@ -126,6 +127,8 @@ class WorkerHost:
                 self._answer(seat, order, lambda: self._destroyed(order))
             case MarkRegistered(agent_id=agent_id):
                 self._agents.mark_registered(AgentId(agent_id))
+            case ClearBootData(agent_id=agent_id):
+                self._answer(seat, order, lambda: self._cleared(AgentId(agent_id)))
             case RecoverAgents():
                 self._answer(seat, order, lambda: self._recovered(seat, order))
             case ReapAgent() | SweepOrphans() | AskVms() | TailAgent():
@@ -178,6 +181,10 @@ class WorkerHost:
         agent_id = AgentId(order.agent_id)
         await self._agents.destroy(agent_id, ScaleDownReason(order.reason))
         return Answer(request_id="", lines=tuple(self._agents.tail(agent_id, 50)))
+
+    async def _cleared(self, agent_id: AgentId) -> Answer:
+        await self._agents.clear_boot_data(agent_id)
+        return Answer(request_id="")
 
     async def _recovered(self, seat: Seat, order: RecoverAgents) -> Answer:
         known = frozenset(map(AgentId, order.known))

@@ -19,7 +19,7 @@ from kici.ports.workers import Dialer, WorkerKeys
 from kici.services.worker_host import WorkerHost
 from kici.wire.codec import encode
 from kici.wire.worker_half import Effect, Keep, Ordered, Over, Send, Welcomed, WorkerHalf
-from kici.wire.worker_messages import WorkerHello, WorkerMessage
+from kici.wire.worker_messages import WORKER_PROTOCOL, WorkerHello, WorkerMessage
 
 FIRST_SECONDS: Final = 1.0
 SECONDS_MAX: Final = 15.0
@@ -171,7 +171,11 @@ class WorkerLinks:
     def begin(self, link: Link, url: str) -> CoordinatorLink:
         identity = self._identity
         hello = WorkerHello(
-            worker_id=identity.worker_id, name=identity.name, version=identity.version, nonce=self._entropy.hex(16)
+            worker_id=identity.worker_id,
+            name=identity.name,
+            protocol_version=WORKER_PROTOCOL,
+            version=identity.version,
+            nonce=self._entropy.hex(16),
         )
         half = WorkerHalf(
             hello,

@@ -180,6 +180,7 @@ class Workers:
             await before.apply(before.gate.dismissed(LinkClose.SUPERSEDED, "the worker opened a newer link"))
         host = self._meet(worker_id)
         host.channel.name = self._name(connection.hello)
+        host.channel.protocol = connection.hello.protocol_version
         host.channel.attach(connection.send)
         self._linked[worker_id] = connection
         host.offered(told.offer)

@@ -31,6 +31,8 @@ class Channel:
     def __init__(self, *, clock: Clock, entropy: Entropy) -> None:
         self.name = ""
         """What people call the worker, as it said last."""
+        self.protocol = 0
+        """The version of the link that it spoke last; 0: it was not linked yet."""
         self._clock = clock
         self._entropy = entropy
         self._send: Callable[[WorkerOrder], None] | None = None

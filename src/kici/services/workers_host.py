@@ -4,24 +4,35 @@ It outlives its connections, and what its scalers hold outlives it being there: 
 more stays until its last agent is gone.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from kici.config.model import WarmPool
 from kici.decide.admit import MICROS, NO_USAGE, HostCaps, ScalerCaps, Usage
 from kici.decide.entries import Routable
+from kici.decide.microvm import MICROVMS
 from kici.decide.pool import Pool, pool_of
 from kici.domain.ids import AgentId, ScalerName
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import AtCap
 from kici.domain.worker import local_name, remote_name
+from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.workers import RemoteScaler, WorkerChannel
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.workers_caps import plus
 from kici.services.workers_channel import Channel
 from kici.services.workers_offer import host_caps_of, routables_of, scaler_caps_of, warm_of
-from kici.wire.worker_messages import ComputeGone, Held, ScalerOffer, SpawnProgress, WorkerInventory, WorkerOffer
+from kici.wire.worker_messages import (
+    CLEARS_BOOT_DATA,
+    ComputeGone,
+    Held,
+    ScalerOffer,
+    SpawnProgress,
+    WorkerInventory,
+    WorkerOffer,
+)
 
 FULL_SECONDS: Final = 5.0
 """How long a refusal for want of room is believed, if the worker says nothing new."""
@@ -112,7 +123,8 @@ class RemoteHost:
             runtime.name = remote_name(self.name, scaler.name)
             _settle(runtime, scaler)
             self._backends[ScalerName(scaler.name)].offered([each.label_set for each in scaler.sets], scaler.max_agents)
-            entries.extend(routables_of(offer, scaler, runtime.name))
+            if self._is_sound(scaler):
+                entries.extend(routables_of(offer, scaler, runtime.name))
         self._entries = tuple(entries)
         wanted = [pool_of(entry, self._wanted(entry.scaler)) for entry in entries]
         self._pools = tuple(pool for pool in wanted if isinstance(pool, Pool))
@@ -183,6 +195,14 @@ class RemoteHost:
 
     def _wanted(self, name: ScalerName) -> WarmPool:
         return self._runtimes[local_name(name)].warm_pool
+
+    def _is_sound(self, scaler: ScalerOffer) -> bool:
+        """Whether jobs may be given to agents of a scaler."""
+        if scaler.backend_type != MICROVMS or self.channel.protocol >= CLEARS_BOOT_DATA:
+            return True
+        why = f"it does not say when the boot data of microVMs of scaler {scaler.name} is cleared; update it"
+        emit(Event.WORKER_REFUSED, level=logging.WARNING, worker_id=self._worker_id, name=self.name, reason=why)
+        return False
 
     def _has_agents(self, name: ScalerName) -> bool:
         return self._backends[name].active_count() > 0

@@ -180,6 +180,7 @@ class BenchWorker:
             sets=tuple(chosen.labels for chosen in entry.label_sets),
             max_agents=entry.max_agents,
         )
+        backend.backend_type = entry.type
         runtime = ScalerRuntime(name=entry.name, backend=backend, caps=scaler_caps(entry), orchestrator_url="")
         runtime.warm_pool = entry.warm_pool
         return runtime

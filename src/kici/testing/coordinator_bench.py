@@ -54,10 +54,10 @@ PATIENCE_SECONDS: Final = 3600.0
 
 
 def a_scaler(name: str = "local", *sets: tuple[str, ...], max_agents: int = 16, **fields: Any) -> ScalerEntry:
-    """A bare-metal scaler; without `sets` one of label set linux, x64."""
+    """A bare-metal scaler if no `type` is given; without `sets` one of label set linux, x64."""
     return ScalerEntry(
         name=ScalerName(name),
-        type=BackendType.BARE_METAL,
+        type=fields.pop("type", BackendType.BARE_METAL),
         max_agents=max_agents,
         label_sets=fields.pop("label_sets", tuple(LabelSet(labels=labels) for labels in sets or (("linux", "x64"),))),
         **fields,
@@ -208,7 +208,7 @@ class Bench:
         _, token = await self.coordinator.tokens.create_agent_token(
             name=name, labels=None, gate=frozenset(gate), expires_in_ms=None
         )
-        return self._agent(AgentId(name), labels or ("linux", "x64"), token, slots=slots)
+        return self.program(AgentId(name), labels or ("linux", "x64"), token, slots=slots)
 
     async def machine(self, number: int = 0) -> SpawnOrder:
         """The order of a machine, by the order in which they are made; waits until it is made."""
@@ -221,7 +221,7 @@ class Bench:
     async def booted(self, number: int = 0) -> BenchAgent:
         """The agent program of a machine, which has not connected yet."""
         order = await self.machine(number)
-        return self.agents.get(order.agent_id) or self._agent(order.agent_id, order.labels, order.token)
+        return self.agents.get(order.agent_id) or self.program(order.agent_id, order.labels, order.token)
 
     async def made(self, number: int = 0) -> BenchAgent:
         """The agent of a machine, registered."""
@@ -234,7 +234,8 @@ class Bench:
         self.machines.die(agent.agent_id, how)
         agent.cut()
 
-    def _agent(self, agent_id: AgentId, labels: Sequence[str], token: str | None, *, slots: int = 1) -> BenchAgent:
+    def program(self, agent_id: AgentId, labels: Sequence[str], token: str | None, *, slots: int = 1) -> BenchAgent:
+        """An agent program that has not connected yet."""
         agent = BenchAgent(
             agent_id,
             labels=labels,

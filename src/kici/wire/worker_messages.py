@@ -13,8 +13,10 @@ import msgspec
 from kici.domain.verdict import AtCap
 from kici.wire.messages import Message, Unsupported
 
-WORKER_PROTOCOL: Final = 1
+WORKER_PROTOCOL: Final = 2
 WORKER_PROTOCOL_MIN: Final = 1
+CLEARS_BOOT_DATA: Final = 2
+"""The first version in which a worker answers `agent.boot.clear`."""
 ROLE: Final = "worker"
 
 
@@ -158,7 +160,8 @@ class WorkerHello(Message, frozen=True, kw_only=True, tag="worker.hello"):
     """What people call it."""
     nonce: str
     """For the coordinator's proof that it knows the credential, too."""
-    protocol_version: int = WORKER_PROTOCOL
+    protocol_version: int = 1
+    """The first version did not say which it is."""
     version: str = ""
     role: str = ROLE
 
@@ -309,6 +312,16 @@ class MarkRegistered(Message, frozen=True, kw_only=True, tag="agent.registered")
     agent_id: str
 
 
+class ClearBootData(Message, frozen=True, kw_only=True, tag="agent.boot.clear"):
+    """Its agent has come: answered when nobody else there can read what it was told at its boot, or with a fault.
+
+    No job starts on it before.
+    """
+
+    request_id: str
+    agent_id: str
+
+
 class RecoverAgents(Message, frozen=True, kw_only=True, tag="agents.recover"):
     """Which of these live?  They are the asking coordinator's from now on."""
 
@@ -370,6 +383,7 @@ WorkerOrder = (
     | AbortSpawn
     | DestroyAgent
     | MarkRegistered
+    | ClearBootData
     | RecoverAgents
     | ReapAgent
     | SweepOrphans
@@ -379,7 +393,17 @@ WorkerOrder = (
     | Unsupported
 )
 """What a coordinator sends."""
-Request = SpawnAgent | AbortSpawn | DestroyAgent | RecoverAgents | ReapAgent | SweepOrphans | AskVms | TailAgent
+Request = (
+    SpawnAgent
+    | AbortSpawn
+    | DestroyAgent
+    | ClearBootData
+    | RecoverAgents
+    | ReapAgent
+    | SweepOrphans
+    | AskVms
+    | TailAgent
+)
 """What a worker answers."""
 
 

@@ -1,17 +1,23 @@
 """Agents come, stay and go: the timers of a connection, and the one funnel through which every loss passes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
+from kici.adapters.no_peers import NoPeers
 from kici.domain import knobs
-from kici.domain.ids import DEFAULT_ORG, AgentId, JobId, ScalerName, TokenId
+from kici.domain.errors import Retryable
+from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, JobId, ScalerName, TokenId, scaler_agent_id
 from kici.domain.job import JobStatus
+from kici.domain.peer import RequestKind
 from kici.domain.secret import SecretRef
 from kici.observe.events import Event
+from kici.services.peers import PeerRequests
 from kici.testing.bench_agent import BenchAgent
+from kici.testing.builders import HERE, a_reservation, a_spawn, an_instance
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
+from kici.testing.seeded_entropy import SeededEntropy
 from kici.wire.messages import (
     AgentExit,
     AuthRequest,
@@ -665,3 +671,114 @@ async def test_no_job_starts_before_the_boot_data_of_its_machine_is_gone(bench: 
     assert JobId((await agent.hears(JobStart)).job_id) == job.id
     agent.ends(job.id)
     await bench.ended(job)
+
+
+@benched(a_scaler())
+async def test_an_agent_whose_boot_data_cannot_be_cleared_is_taken_down_and_its_job_goes_elsewhere(
+    bench: Bench,
+) -> None:
+    async def boot_data_read(agent_id: AgentId) -> None:
+        raise Retryable("the metadata could not be emptied")
+
+    backend = bench.backends[ScalerName("local")]
+    backend.boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
+    job = await bench.submits("linux")
+    agent = await bench.made(0)
+    agent.says(ConfigAck())
+    assert await agent.is_closed() == CloseCode.DISMISSED
+    assert agent.all(JobStart) == []
+    (told,) = bench.told(Event.AGENT_REFUSED)
+    assert "the metadata could not be emptied" in told["reason"]
+    del backend.boot_data_read  # type: ignore[attr-defined]
+    other = await bench.made(1)
+    assert agent.agent_id not in bench.machines.alive
+    assert await other.starts() == job.id
+    other.ends(job.id)
+    await bench.ended(job)
+
+
+PEER = InstanceId("instance-b")
+
+
+async def an_agent_of_a_peer(bench: Bench) -> BenchAgent:
+    """A microVM that another coordinator made, and whose agent came here."""
+    token, plain = await bench.coordinator.tokens.create_agent_token(
+        name="theirs", labels=None, gate=frozenset(), expires_in_ms=None
+    )
+    row = a_spawn(
+        agent_id=scaler_agent_id("firecracker", "00000007"),
+        scaler=ScalerName("vms"),
+        backend_type="firecracker",
+        token_id=token.id,
+        owner_instance_id=PEER,
+        spawned_at=bench.clock.now(),
+    )
+    await bench.store.beat(an_instance(id=PEER))
+    await bench.store.insert_spawn(row, a_reservation(row), None)
+    agent = bench.program(row.agent_id, ("linux", "x64"), plain)
+    await agent.registers()
+    agent.says(ConfigAck())
+    return agent
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_an_agent_that_another_coordinator_made_gets_no_job_before_that_one_has_cleared_its_boot_data(
+    clears: bool,
+) -> None:
+    @benched()
+    async def comes(bench: Bench) -> None:
+        asked: list[object] = []
+
+        async def act(payload: Mapping[str, object]) -> object:
+            asked.append(payload["agentId"])
+            if not clears:
+                raise Retryable("its metadata could not be emptied")
+            return {"cleared": True}
+
+        peer = PeerRequests(
+            store=bench.store,
+            notifier=NoPeers(),
+            clock=bench.clock,
+            entropy=SeededEntropy("peer"),
+            instance_id=PEER,
+            acts={RequestKind.BOOT_DATA: act},
+        )
+        agent = await an_agent_of_a_peer(bench)
+        job = await bench.submits("linux")
+        agent.acks(await agent.is_offered())
+        await bench.passes(3)
+        assert agent.all(JobStart) == []
+        assert await peer.tick() == 1
+        assert asked == [agent.agent_id]
+        if clears:
+            assert JobId((await agent.hears(JobStart)).job_id) == job.id
+        else:
+            assert await agent.is_closed() == CloseCode.DISMISSED
+            assert agent.all(JobStart) == []
+
+    comes()
+
+
+@benched(a_scaler())
+async def test_a_coordinator_clears_the_boot_data_of_its_agents_for_others(bench: Bench) -> None:
+    cleared: list[AgentId] = []
+
+    async def boot_data_read(agent_id: AgentId) -> None:
+        cleared.append(agent_id)
+
+    bench.backends[ScalerName("local")].boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
+    await bench.submits("linux")
+    agent = await bench.booted()
+    peer = PeerRequests(
+        store=bench.store,
+        notifier=NoPeers(),
+        clock=bench.clock,
+        entropy=SeededEntropy("peer"),
+        instance_id=PEER,
+        acts={},
+    )
+    answers = [
+        await peer.ask(HERE, RequestKind.BOOT_DATA, {"agentId": each}, seconds=9) for each in (agent.agent_id, "other")
+    ]
+    assert answers == [{"cleared": True}, {"error": "this coordinator does not look after that agent"}]
+    assert cleared == [agent.agent_id]

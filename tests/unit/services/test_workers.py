@@ -1,19 +1,23 @@
 """A coordinator with workers: jobs run on their hosts, and no fault of a link, a worker or a coordinator loses one."""
 
+import asyncio
 from itertools import repeat
 from typing import Final
 
 import pytest
+from msgspec import structs
 
-from kici.config.model import LabelSet, ScalerEntry, WarmPool
+from kici.config.model import BackendType, LabelSet, ScalerEntry, WarmPool
 from kici.decide.classify import LiveVmSeen, VmStatus
 from kici.domain import knobs
+from kici.domain.errors import KiciError, Retryable
 from kici.domain.ids import AgentId, InstanceId, ScalerName, scaler_agent_id
 from kici.domain.job import Job, JobStatus
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
 from kici.domain.verdict import AtCap, CapName, InBackoff, NoScalerMatches
 from kici.observe.events import Event
+from kici.services import worker_links
 from kici.services.workers_credentials import NotAdmitted
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.bench_worker import BenchWorker
@@ -21,6 +25,7 @@ from kici.testing.builders import HERE, a_reservation, a_spawn
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
 from kici.testing.fake_backend import SpawnScript, refuses
 from kici.testing.sim_link import CLOSE_SECONDS
+from kici.wire.messages import CloseCode, ConfigAck, JobStart
 from kici.wire.worker_messages import (
     DestroyAgent,
     SpawnAgent,
@@ -82,20 +87,6 @@ async def test_a_job_runs_on_the_host_of_a_worker(bench: Bench) -> None:
     worker.is_clean()
     await bench.is_clean()
     await worker.leaves()
-
-
-@benched()
-async def test_boot_data_on_a_workers_host_is_cleared_once_the_agent_has_come(bench: Bench) -> None:
-    worker = await a_worker(bench)
-    read: list[AgentId] = []
-
-    async def boot_data_read(agent_id: AgentId) -> None:
-        read.append(agent_id)
-
-    worker.backends["linux"].boot_data_read = boot_data_read  # type: ignore[attr-defined]  # as microVMs have it
-    job, agent = await a_running_job(bench)
-    assert set(read) == {agent.agent_id}, "no job there is to find the credential of its agent"
-    await comes_to_its_end(bench, job, agent)
 
 
 @benched()
@@ -219,6 +210,212 @@ async def test_a_worker_that_others_fill_refuses_and_nobody_is_blamed(bench: Ben
     worker.host.ordered(seat, DestroyAgent(request_id="r9", agent_id=an_id(7), reason="idle"))
     agent = await bench.made(1)
     await agent.starts(within=30)
+    await comes_to_its_end(bench, job, agent)
+    await worker.leaves()
+
+
+# --- boot data of microVMs
+
+VMS: Final = a_scaler("vms", ("linux", "far"), type=BackendType.FIRECRACKER)
+
+
+class BootData:
+    """What agents of a worker's microVMs were told at their boot, and when it is cleared."""
+
+    def __init__(self) -> None:
+        self.asked: list[AgentId] = []
+        self.may_go = asyncio.Event()
+        self.error: KiciError | None = None
+
+    async def read(self, agent_id: AgentId) -> None:
+        self.asked.append(agent_id)
+        await self.may_go.wait()
+        if self.error is not None:
+            raise self.error
+
+
+async def a_worker_of_vms(bench: Bench) -> tuple[BenchWorker, BootData]:
+    worker, data = await a_worker(bench, "w1", VMS), BootData()
+    worker.backends["vms"].boot_data_read = data.read  # type: ignore[attr-defined]  # as microVMs have it
+    return worker, data
+
+
+@pytest.mark.spec("scaler 36.18.18")
+@benched()
+async def test_no_job_starts_on_a_workers_host_before_the_boot_data_of_its_machine_is_gone(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    job = await bench.submits("far")
+    agent = await bench.made()
+    agent.says(ConfigAck())
+    agent.acks(await agent.is_offered())
+    await bench.passes(5)
+    assert data.asked == [agent.agent_id]
+    assert agent.all(JobStart) == []
+    data.may_go.set()
+    assert (await agent.hears(JobStart)).job_id == job.id
+    assert data.asked == [agent.agent_id], "once is enough"
+    await comes_to_its_end(bench, job, agent)
+    await worker.leaves()
+
+
+@benched()
+async def test_an_agent_that_says_nothing_of_its_configuration_gets_no_job_either(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    await bench.submits("far")
+    agent = await bench.made()
+    agent.acks(await agent.is_offered())
+    await bench.passes(5)
+    assert data.asked == [agent.agent_id]
+    assert agent.all(JobStart) == []
+    await worker.leaves()
+
+
+@benched()
+async def test_an_agent_whose_boot_data_its_worker_cannot_clear_is_taken_down_and_its_job_goes_elsewhere(
+    bench: Bench,
+) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    data.error = Retryable("the metadata of vm could not be emptied")
+    data.may_go.set()
+    job = await bench.submits("far")
+    agent = await bench.made(0)
+    agent.says(ConfigAck())
+    assert await agent.is_closed() == CloseCode.DISMISSED
+    assert agent.all(JobStart) == []
+    (told,) = [each for each in bench.told(Event.AGENT_REFUSED) if each["agent_id"] == agent.agent_id]
+    assert "the metadata of vm could not be emptied" in told["reason"]
+    data.error = None
+    other = await bench.made(1)
+    assert agent.agent_id not in worker.machines.alive
+    assert await other.starts() == job.id
+    other.ends(job.id)
+    await bench.ended(job)
+    other.leaves()
+    await bench.passes(5)
+    worker.is_clean()
+    await bench.is_clean()
+    await worker.leaves()
+
+
+@benched()
+async def test_a_worker_that_is_away_for_a_moment_is_asked_again_to_clear_boot_data(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    job = await bench.submits("far")
+    agent = await bench.made()
+    agent.acks(await agent.is_offered())
+    await bench.passes(0.5)
+    worker.dialer.cut()
+    await bench.passes(0.1)
+    data.may_go.set()
+    await agent.hears(JobStart)
+    assert len(data.asked) == 2
+    await comes_to_its_end(bench, job, agent)
+    await worker.leaves()
+
+
+@benched()
+async def test_an_agent_whose_worker_stays_away_before_its_boot_data_is_cleared_gets_no_job(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    job = await bench.submits("far")
+    agent = await bench.made()
+    agent.acks(await agent.is_offered())
+    await bench.passes(0.5)
+    worker.cut_off()
+    assert await agent.is_closed() == CloseCode.DISMISSED
+    assert agent.all(JobStart) == []
+    found = await bench.job(job)
+    assert (found.status, found.attempts) == (JobStatus.QUEUED, 1)
+    data.may_go.set()
+    worker.reaches(bench.coordinator.workers.links)
+    other = await bench.made(1)
+    assert await other.starts(within=60) == job.id
+    await bench.passes(60)
+    assert agent.agent_id not in worker.machines.alive
+    await worker.leaves()
+
+
+@benched()
+async def test_an_agent_that_is_back_with_a_job_that_waits_for_its_start_gets_none_before_either(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    job = await bench.submits("far")
+    agent = await bench.made()
+    agent.acks(await agent.is_offered())
+    await bench.passes(0.5)
+    agent.cut()
+    await restarts(bench, worker)
+    await worker.is_linked()
+    await agent.registers((job.id, "acked"))
+    await bench.passes(2)
+    assert len(data.asked) == 2
+    assert agent.all(JobStart) == []
+    data.may_go.set()
+    assert (await agent.hears(JobStart)).job_id == job.id
+    await comes_to_its_end(bench, job, agent)
+    await worker.leaves()
+
+
+@benched()
+async def test_a_running_job_does_not_end_because_its_worker_is_away(bench: Bench) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    data.may_go.set()
+    job, agent = await a_running_job(bench)
+    worker.cut_off()
+    agent.cut()
+    await agent.registers((job.id, "running"))
+    agent.says(ConfigAck())
+    await bench.passes(30)
+    assert await bench.status(job) is JobStatus.RUNNING
+    await comes_to_its_end(bench, job, agent)
+    await worker.leaves()
+
+
+@benched()
+async def test_the_agent_of_another_coordinator_gets_no_job_before_its_worker_has_cleared_its_boot_data(
+    bench: Bench,
+) -> None:
+    worker, data = await a_worker_of_vms(bench)
+    await bench.store.link_workers([worker.worker_id], PEER)
+    token, plain = await bench.coordinator.tokens.create_agent_token(
+        name="theirs", labels=None, gate=frozenset(), expires_in_ms=None
+    )
+    theirs = scaler_agent_id("firecracker", "00000007")
+    row = a_spawn(
+        agent_id=theirs,
+        scaler=ScalerName("w1/vms"),
+        backend_type="firecracker",
+        label_set=("linux", "far"),
+        labels=("linux", "far"),
+        token_id=token.id,
+        owner_instance_id=PEER,
+        worker_id=worker.worker_id,
+        spawned_at=bench.clock.now(),
+    )
+    await bench.store.insert_spawn(row, a_reservation(row), None)
+    worker.host.ordered(Stranger(), structs.replace(an_order("vms", 7), agent_id=theirs))
+    agent = bench.program(theirs, ("linux", "far"), plain)
+    await agent.registers()
+    agent.says(ConfigAck())
+    job = await bench.submits("far")
+    agent.acks(await agent.is_offered())
+    await bench.passes(3)
+    assert data.asked == [theirs]
+    assert agent.all(JobStart) == []
+    data.may_go.set()
+    assert (await agent.hears(JobStart)).job_id == job.id
+    await worker.leaves()
+
+
+@benched()
+async def test_microvms_of_a_worker_that_is_too_old_to_say_that_it_cleared_them_get_no_jobs(bench: Bench) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_links, "WORKER_PROTOCOL", 1)
+        worker = await a_worker(bench, "w1", VMS, a_scaler("rest", ("linux", "rest")))
+        assert isinstance(await bench.verdict(await bench.submits("far")), NoScalerMatches)
+        told = [each["reason"] for each in bench.told(Event.WORKER_REFUSED)]
+        assert any("scaler vms" in reason for reason in told)
+        job = await bench.submits("rest")
+        agent = await bench.made()
+        assert await agent.starts() == job.id
     await comes_to_its_end(bench, job, agent)
     await worker.leaves()
 

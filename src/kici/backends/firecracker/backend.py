@@ -250,14 +250,14 @@ class MicroVmBackend:
             machine.registered = True
 
     async def boot_data_read(self, agent_id: AgentId) -> None:
-        """Its agent has what it needs: nobody else in the guest is to read it."""
+        """Its agent has what it needs: nobody else in the guest is to read it.
+
+        Also where the machine could not be taken up after a restart, but its record is there.
+        """
         machine = self._machines.get(agent_id)
-        if machine is None:
-            return
-        try:
-            await self._tools.vmm.forget_boot_data(machine.place)
-        except KiciError as error:
-            log.error("vm.boot_data_left", extra={"kici": {"agent_id": agent_id, "error": str(error)}})
+        record = self._records.read(agent_id) if machine is None else machine.record
+        if record is not None:
+            await self._tools.vmm.forget_boot_data(record.place)
 
     async def _end(self, machine: Machine, *, is_asked: bool) -> None:
         async with machine.ending:

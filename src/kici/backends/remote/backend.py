@@ -11,6 +11,7 @@ from typing import Final
 
 from kici.backends.ending import end_all
 from kici.backends.remote.faults import raise_fault
+from kici.decide.microvm import MICROVMS
 from kici.domain.errors import DeterministicRefusal, KiciError, NoCapacity, Permanent, Retryable
 from kici.domain.ids import AgentId, Instant, ScalerName
 from kici.domain.labels import set_key
@@ -32,9 +33,11 @@ from kici.ports.backend import (
 from kici.ports.clock import Clock
 from kici.ports.workers import Unanswered, WorkerChannel
 from kici.wire.worker_messages import (
+    CLEARS_BOOT_DATA,
     AbortSpawn,
     Amounts,
     Answer,
+    ClearBootData,
     DestroyAgent,
     Held,
     Image,
@@ -51,6 +54,8 @@ from kici.wire.worker_messages import (
 DESTROY_SECONDS: Final = 100.0
 """Longer than any backend takes over an end."""
 ABORT_SECONDS: Final = 100.0
+CLEAR_SECONDS: Final = 8.0
+"""Less than an agent has to acknowledge its job, whose start waits for it."""
 LOOK_SECONDS: Final = 60.0
 TAIL_SECONDS: Final = 10.0
 TAIL_LINES: Final = 50
@@ -160,6 +165,19 @@ class RemoteBackend:
         if agent is not None:
             agent.registered = True
             self._channel.tell(MarkRegistered(agent_id=agent_id))
+
+    async def boot_data_read(self, agent_id: AgentId) -> None:
+        """Asked of a worker that is away for a moment as well: once it is back."""
+        if self._type != MICROVMS:
+            return  # others hand nothing over that a job could find
+        if self._channel.is_linked and self._channel.protocol < CLEARS_BOOT_DATA:
+            raise Permanent(f"worker {self._channel.name} is too old to say that it has cleared it; update it")
+        answer = await self._channel.ask(
+            lambda request_id: ClearBootData(request_id=request_id, agent_id=agent_id),
+            what=f"clear the boot data of agent {agent_id}",
+            seconds=CLEAR_SECONDS,
+        )
+        raise_fault(answer, self._title)
 
     async def recover(self, known: frozenset[AgentId]) -> tuple[Compute, ...]:
         unknown = sorted(known - self._agents.keys())
