@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -83,7 +82,9 @@ class ContainerStep(Step):
     ) -> None:
         """`step`: environment and place of the program; its command is ours to know."""
         argv = (sys.executable, "-P", "-m", PROGRAM)
-        super().__init__(replace(step, command=argv, run_as=None), on_output=on_output, on_ended=on_ended)
+        super().__init__(
+            msgspec.structs.replace(step, command=argv, run_as=None), on_output=on_output, on_ended=on_ended
+        )
         body = msgspec.json.encode(order)
         self._unsent = len(body).to_bytes(LENGTH_BYTES) + body
         self._line: socket.socket | None = None
@@ -91,7 +92,7 @@ class ContainerStep(Step):
     def start(self) -> bool:
         self._line, theirs = socket.socketpair()
         with theirs:
-            self._order = replace(self._order, stdin=theirs.fileno())
+            self._order = msgspec.structs.replace(self._order, stdin=theirs.fileno())
             is_started = super().start()
         if is_started:
             self._line.settimeout(0)

@@ -7,8 +7,9 @@ proven otherwise, since a setting that is ignored in silence does harm later.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from kici.domain.errors import Misconfigured
 from kici.domain.labels import canonical, is_reserved, role_labels
@@ -87,8 +88,7 @@ _MODES: Final = ("auto", "bare-metal", "container", "firecracker")
 _URL: Final = re.compile(r"wss?://[^/\s?#@]+(/[^\s#]*)?\Z")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine says of itself."""
 
     system: str
@@ -104,8 +104,7 @@ class HostFacts:
     """Kind (`docker` or `podman`) and address of a container engine that this agent can use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxSettings:
+class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The containers that this agent makes for jobs."""
 
     hardened: bool = True
@@ -124,8 +123,7 @@ class SandboxSettings:
     """Run jobs as this user of their images; None, the default: as whom the image says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramSettings:
+class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the agent program was told."""
 
     half: AgentSettings

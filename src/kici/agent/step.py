@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from kici.agent import host
 from kici.agent.mask import Masker
@@ -30,8 +31,7 @@ NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAs:
+class RunAs(msgspec.Struct, frozen=True, kw_only=True):
     """Another user to run the step as."""
 
     uid: int
@@ -39,17 +39,20 @@ class RunAs:
     groups: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOrder:
+class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     command: Sequence[str]
-    env: Mapping[str, str] = field(repr=False)
+    env: Mapping[str, str]
     """The whole environment, secrets included."""
     cwd: Path
-    needles: tuple[bytes, ...] = field(repr=False)
+    needles: tuple[bytes, ...]
     """What to hide in the output."""
     run_as: RunAs | None = None
     stdin: int | None = None
     """None: nothing to read."""
+
+    def __repr__(self) -> str:
+        """Without the secrets."""
+        return f"StepOrder(command={self.command!r}, cwd={str(self.cwd)!r})"
 
 
 class Step:

@@ -1,14 +1,13 @@
 """What an agent knows when it starts."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from kici.wire.leaving import Patience
 from kici.wire.messages import AgentRegister
 from kici.wire.outbox import WINDOW_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults are those of the environment contract; durations are in the unit of their name."""
 
     url: str
@@ -17,11 +16,11 @@ class AgentSettings:
     """What it says of itself; the jobs it holds are filled in."""
     self_labels: tuple[str, ...] = ()
     """Labels that it adds to whatever labels it is given."""
-    token: str | None = field(default=None, repr=False)
+    token: str | None = None
     """Its credential; None: none, which only a coordinator without authentication accepts."""
-    claim_code: str | None = field(default=None, repr=False)
+    claim_code: str | None = None
     """Traded for credentials when there is no token."""
-    patience: Patience = field(default_factory=Patience)
+    patience: Patience = Patience()
     """How long a scaler-made agent waits for a job."""
     orphan_seconds: float | None = 600.0
     """Without a coordinator for so long it kills its job and exits; None: it never gives up."""
@@ -33,3 +32,7 @@ class AgentSettings:
     """Output that may wait for acknowledgement: what a dead link can cost in memory."""
     drops_output: bool = False
     """When the coordinator is slow or away: drop output instead of letting the step wait."""
+
+    def __repr__(self) -> str:
+        """Without the credentials."""
+        return f"AgentSettings(url={self.url!r}, register={self.register!r})"

@@ -1,12 +1,11 @@
 """When an agent without a job leaves."""
 
-from dataclasses import dataclass
+import msgspec
 
 from kici.wire.messages import RegisterAck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long a scaler-made agent waits for a job, in seconds."""
 
     idle_seconds: float = 5.0

@@ -1,9 +1,9 @@
 """The agent's environment: what is read, what is refused, what steps may see."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kici.agent.environment import COMPUTE_MARK, OURS, WITHOUT_EFFECT, HostFacts, ProgramSettings, read_settings
 from kici.decide.agent_env import contract
