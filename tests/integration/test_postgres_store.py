@@ -12,7 +12,7 @@ import pytest
 from tests.engines import Server, own_cluster, postgres_server
 
 from kici.domain.errors import Bug, Conflict, StoreDown
-from kici.domain.ids import AgentId, ClassId, InstanceId, JobId, RunId
+from kici.domain.ids import AgentId, ClassId, ConnectionId, InstanceId, JobId, RunId
 from kici.domain.job import JobStatus, Outcome
 from kici.domain.spawn import Spawn
 from kici.ports.store import JobFilter, Offer, Registered, Store
@@ -281,6 +281,41 @@ async def test_agents_that_register_together_get_their_own_rows(store: Store) ->
     assert [each.spawn.agent_id for each in told[1:20] if each and each.spawn] == [f"agent-{n}" for n in range(1, 20)]
     assert all(each is not None and each.spawn is None and each.job is None for each in told[20:])
     assert len(await store.sessions(instance_id=None, limit=100)) == 39
+
+
+async def test_a_crowd_that_comes_back_at_once_does_not_wait_for_connections(url: str) -> None:
+    """What every returning agent asks for is answered to many in one round trip: nobody is told that the store is
+    down because there are others."""
+    store = open_postgres(url, pool_max=3, acquire_timeout_seconds=0.5)
+    async with asyncio.timeout(60):
+        await fill(store, 300)
+        (waiting,) = await store.waiting_classes(limit=10)
+        names = [f"agent-{number}" for number in range(2000)]
+        await together(store.ping() for _ in range(3))  # all connections are there
+        await together(store.held_jobs(AgentId(name)) for name in names)
+        await together(store.agent_token(name) for name in names)
+        await together(store.spawn(AgentId(name)) for name in names)
+        sessions = [a_session(agent_id=AgentId(name), connection_id=ConnectionId(name)) for name in names]
+        await together(store.register_agent(session, needs_spawn=False, bound=None) for session in sessions)
+        found = await together(store.session(AgentId(name)) for name in names)
+        assert [session and session.connection_id for session in found] == names
+        claims = await together(store.claim_oldest([waiting.class_id], a_claim(AgentId(name))) for name in names)
+        won = {name: job for name, job in zip(names, claims, strict=True) if job is not None}
+        assert len({job.id for job in won.values()}) == len(won) == 300
+        held = await together(store.held_jobs(AgentId(name)) for name in names)
+        assert {job.agent_id: job.id for jobs in held for job in jobs} == {name: job.id for name, job in won.items()}
+        released = await together(store.release_agent(AgentId(name), ConnectionId(name)) for name in names)
+        assert all(released)
+    await store.close()
+
+
+async def test_many_may_be_the_first_to_ask_for_a_kind_of_machine(store: Store) -> None:
+    """Submissions at the same moment, none of which finds the demand written down yet: all of them are taken."""
+    await together(store.ping() for _ in range(16))
+    for kind in range(40):
+        jobs = [a_new_job(f"job-{kind}-{number}", f"label-{kind}") for number in range(16)]
+        await together(store.submit(a_new_run(id=RunId(f"run-{job.id}")), [job]) for job in jobs)
+    assert len(await store.waiting_classes(limit=100)) == 40
 
 
 async def test_a_claim_code_is_redeemed_once_by_many_at_once(store: Store) -> None:

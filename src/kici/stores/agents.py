@@ -45,10 +45,10 @@ class Agents(Part):
 
     async def release_agent(self, agent_id: AgentId, connection_id: ConnectionId) -> bool:
         params = {"agent_id": agent_id, "connection_id": connection_id}
-        return bool(await self._write(Query.RELEASE_AGENT, params))
+        return bool(await self._write(Query.RELEASE_AGENT, params, told_apart_by="agent_id"))
 
     async def session(self, agent_id: AgentId) -> AgentSession | None:
-        row = await self._one(Query.SESSION, {"agent_id": agent_id})
+        row = await self._one(Query.SESSION, {"agent_id": agent_id}, told_apart_by="agent_id")
         return None if row is None else session_from(row)
 
     async def sessions(self, *, instance_id: InstanceId | None, limit: int) -> list[AgentSession]:

@@ -40,8 +40,11 @@ class Step:
 class Database(Protocol):
     """Raises what `ports.store` promises: `StoreDown`, and `Conflict` where a key is taken.  Nothing of a driver."""
 
-    async def read(self, query: Query, params: Params) -> Rows:
-        """Rows of a query that changes nothing.  Sees what its caller wrote before."""
+    async def read(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+        """Rows of a query that changes nothing.  Sees what its caller wrote before.
+
+        `told_apart_by`, as in `Step`: an engine may answer several readers at once.
+        """
         ...
 
     async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:
@@ -67,6 +70,6 @@ class Part:
         assert results is not None, query
         return results[0]
 
-    async def _one(self, query: Query, params: Params) -> Row | None:
-        rows = await self._database.read(query, params)
+    async def _one(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Row | None:
+        rows = await self._database.read(query, params, told_apart_by=told_apart_by)
         return rows[0] if rows else None

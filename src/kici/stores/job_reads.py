@@ -52,7 +52,8 @@ class JobReads(Part):
         return {JobStatus(row["status"]): int(row["jobs"]) for row in rows}
 
     async def held_jobs(self, agent_id: AgentId) -> list[Job]:
-        return await self._jobs(Query.HELD_JOBS, {"agent_id": agent_id})
+        rows = await self._database.read(Query.HELD_JOBS, {"agent_id": agent_id}, told_apart_by="agent_id")
+        return [job_from(row) for row in rows]
 
     async def jobs_owned_by(self, instance_id: InstanceId, *, limit: int) -> list[Job]:
         return await self._jobs(Query.JOBS_OWNED_BY, {"instance_id": instance_id, "limit": limit})

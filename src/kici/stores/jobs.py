@@ -64,7 +64,7 @@ class JobMoves(Part):
     ) -> Job | None:
         params: Params = {**claim_params(claim, now), "class_ids": to_json(list(class_ids))}
         for _ in range(CLAIM_TRIES_MAX):
-            rows = await self._write(Query.CLAIM_OLDEST, params)
+            rows = await self._write(Query.CLAIM_OLDEST, params, told_apart_by="agent_id", alike_in="class_ids")
             if not rows or rows[0]["id"] is not None:
                 return first_job(rows)
         return None

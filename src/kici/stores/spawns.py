@@ -49,7 +49,7 @@ class Spawns(Part):
         raise Retryable(f"spawns of job {spawn.bound_job_id} come and go; {spawn.agent_id} was not written, ask again")
 
     async def spawn(self, agent_id: AgentId) -> Spawn | None:
-        row = await self._one(Query.SPAWN, {"agent_id": agent_id})
+        row = await self._one(Query.SPAWN, {"agent_id": agent_id}, told_apart_by="agent_id")
         return None if row is None else spawn_from(row)
 
     async def spawn_for_job(self, job_id: JobId) -> Spawn | None:

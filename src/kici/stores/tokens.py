@@ -13,7 +13,7 @@ class Tokens(Part):
         await self._write(Query.CREATE_AGENT_TOKEN, agent_token_params(token))
 
     async def agent_token(self, token_hash: str) -> AgentToken | None:
-        row = await self._one(Query.AGENT_TOKEN, {"token_hash": token_hash})
+        row = await self._one(Query.AGENT_TOKEN, {"token_hash": token_hash}, told_apart_by="token_hash")
         return None if row is None else agent_token_from(row)
 
     async def agent_tokens(self, *, limit: int) -> list[AgentToken]:

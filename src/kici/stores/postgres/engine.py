@@ -57,18 +57,25 @@ class Pool:
         self._closed = False
         self._together = Together(alone=self._unit, as_one=self._units)
 
-    async def read(self, query: Query, params: Params) -> Rows:
-        return await self._with_connection(lambda connection: self._run(connection, query, params))
+    async def read(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+        if told_apart_by is None:
+            return await self._read(query, params)
+        results = await self._together.unit((Step(query, params, told_apart_by=told_apart_by),))
+        assert results is not None, query
+        return results[0]
 
     async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:
         if steps[-1].told_apart_by is not None:
             return await self._together.unit(steps)
         return await self._unit(steps)
 
+    async def _read(self, query: Query, params: Params) -> Rows:
+        return await self._with_connection(lambda connection: self._run(connection, query, params))
+
     async def _unit(self, steps: Sequence[Step]) -> list[Rows] | None:
         if len(steps) == 1:
             (step,) = steps
-            rows = await self.read(step.query, step.params)
+            rows = await self._read(step.query, step.params)
             return None if step.guard and not rows else [rows]
         return await self._with_connection(lambda connection: self._run_steps(connection, steps))
 

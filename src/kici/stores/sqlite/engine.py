@@ -34,7 +34,8 @@ class Inline:
         self._core = core
         self._closed = False
 
-    async def read(self, query: Query, params: Params) -> Rows:
+    async def read(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+        del told_apart_by  # there is no way to the server to save
         self._check_open()
         return self._core.read(query, params)
 
@@ -82,7 +83,8 @@ class Threads:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    async def read(self, query: Query, params: Params) -> Rows:
+    async def read(self, query: Query, params: Params, *, told_apart_by: str | None = None) -> Rows:
+        del told_apart_by
         return await self._open().run_in_executor(self._readers, self._read, query, params)
 
     async def unit(self, steps: Sequence[Step]) -> list[Rows] | None:

@@ -40,7 +40,7 @@ made_run AS (
 made_classes AS (
     INSERT INTO demand_classes (id, key, demand)
     SELECT DISTINCT ON (class_id) class_id, class_key, demand FROM document ORDER BY class_id
-    ON CONFLICT (id) DO NOTHING
+    ON CONFLICT DO NOTHING
 ),
 made_needs AS (
     INSERT INTO job_needs (need_id, job_id)
@@ -160,7 +160,8 @@ SELECT status, count(*) AS jobs FROM jobs GROUP BY status;
 
 -- name: claim_oldest
 -- Claim the oldest claimable job of the given classes: looks at the head of each, then locks one job of the best one.
--- A row without an id says that there are jobs, but others are moving all of them right now.
+-- A row without an id says that there are jobs, but others are moving all of them right now.  Either row names the
+-- agent in its last column, which is the one that counts of those with that name: claims run many at a time.
 WITH head AS MATERIALIZED (
     SELECT class.id, oldest.seq
     FROM (SELECT value::BIGINT AS id FROM json_array_elements_text(:class_ids::JSON)) AS class
@@ -201,7 +202,10 @@ claimed AS (
     WHERE jobs.id = ANY (ARRAY(SELECT picked.id FROM picked))
     RETURNING jobs.*
 )
-SELECT claimed.*, (SELECT demand FROM demand_classes WHERE demand_classes.id = claimed.class_id) AS demand
+SELECT
+    claimed.*,
+    (SELECT demand FROM demand_classes WHERE demand_classes.id = claimed.class_id) AS demand,
+    :agent_id::TEXT AS agent_id
 FROM (SELECT 1 FROM head LIMIT 1) AS waiting LEFT JOIN claimed ON true;
 
 -- name: claim_job
