@@ -87,6 +87,10 @@ sim: $(VENV)/.dev ## simulated clusters: SEED=7 replays one with its story, N=50
 storm: $(VENV)/.dev ## a real cluster while its parts are killed and cut off, a quarter of an hour (root; ARGS=--short: two minutes)
 	@$(BIN)/python -m kici.testing.storm $(ARGS)
 
+.PHONY: soak
+soak: $(VENV)/.dev ## real programs under kill -9 and reloads, in full: one of three killed for two minutes, ten edits, ten warm
+	KICI_TEST_POOL_SECONDS=120 $(PYTEST) -q -rP $(ARGS) tests/integration/test_machine_pool.py tests/e2e/test_reload.py tests/e2e/test_warm_pool.py
+
 .PHONY: bench
 bench: $(VENV)/.dev ## measure, on both stores, and print how
 	PYTHONPATH=. $(BIN)/python -m tests.bench $(ARGS)

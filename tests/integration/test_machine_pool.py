@@ -6,19 +6,17 @@ What counts is what really runs: living processes that carry the mark of an agen
 import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from kici.ports.processes import MARK
+from kici.testing.agent_watch import AgentWatch, marked
 from kici.testing.programs import CoordinatorProgram, until
 
 SECONDS = float(os.environ.get("KICI_TEST_POOL_SECONDS", "20"))
-"""How long it goes on; minutes for a thorough run."""
+"""How long it goes on; `make soak` takes two minutes."""
 CPUS = 4
 BETWEEN_KILLS_SECONDS = 3.0
 JOBS_EACH = round(3 * SECONDS)
@@ -39,46 +37,6 @@ scalers:
 """
 
 pytestmark = pytest.mark.timeout(120 + 3 * SECONDS)
-
-
-def marked(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Processes of agents below a folder: pid, start time and mark."""
-    needle = f"{MARK}={folder}/".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "environ").read_bytes().split(b"\0")
-            state, *rest = (process / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        for word in words if state not in (b"Z", b"X") else ():
-            if word.startswith(needle):
-                yield process.name, rest[18].decode(), word.decode()
-
-
-def running_together(folder: Path) -> set[str]:
-    """Agents that were certainly there at one and the same moment: between two looks at all processes."""
-    before = set(marked(folder))
-    return {mark for _, _, mark in before & set(marked(folder))} if before else set()
-
-
-class Watch(threading.Thread):
-    """Looks all the time at what runs."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(daemon=True)
-        self._folder = folder
-        self._ended = threading.Event()
-        self.most: set[str] = set()
-        self.looks = 0
-
-    def run(self) -> None:
-        while not self._ended.wait(0.01):
-            self.most = max(self.most, running_together(self._folder), key=len)
-            self.looks += 1
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
 
 
 def rows(folder: Path) -> list[str]:
@@ -102,7 +60,7 @@ def test_the_cap_holds_whoever_is_killed_and_in_the_end_the_ledger_is_empty(tmp_
             )
             for name in ("one", "two", "three")
         ]
-        watch = Watch(tmp_path)
+        watch = AgentWatch(tmp_path)
         stack.callback(watch.end)
         for kici in coordinators:
             done = kici.run("submit", "-d", str(tmp_path / "run.json"))
