@@ -24,7 +24,8 @@ class SimClock:
         self.skew_ms = skew_ms
 
     def now(self) -> Instant:
-        return Instant(self._start + round(self.monotonic() * 1000) + self.skew_ms)
+        seconds = (self._loop or asyncio.get_running_loop()).time()  # not by `monotonic`: this is asked all the time
+        return Instant(self._start + round(seconds * 1000) + self.skew_ms)
 
     def monotonic(self) -> float:
         return (self._loop or asyncio.get_running_loop()).time()

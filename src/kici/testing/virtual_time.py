@@ -10,9 +10,12 @@ on virtual time, fixtures included, when its conftest imports `pytest_asyncio_lo
 """
 
 import asyncio
+import contextvars
 import functools
+import heapq
 import itertools
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final, Never, ParamSpec, TypeVar
@@ -24,6 +27,8 @@ LIMIT_SECONDS: Final = 24 * 3600.0
 """Virtual time after which a run is called endless."""
 BUSY_TURNS_MAX: Final = 1_000_000
 """Turns of the loop without time moving after which a run is called a busy loop."""
+TIMERS_MIN: Final = 100
+"""Of so few timers those that were cancelled are left where they are."""
 _FRAMES_MAX: Final = 8
 _TASKS_REPORTED_MAX: Final = 50
 
@@ -61,26 +66,13 @@ class SimTask(asyncio.Task[Any]):
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """Never waits: the time that it is asked to wait passes at once."""
+    """Holds the loop's own wake-up pipe and refuses every other file; nobody asks it whether one is ready."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.limit = LIMIT_SECONDS
-        self._busy_turns = 0
         self._keys: dict[Any, selectors.SelectorKey] = {}
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise SimDeadlock(_report("every task waits and no timer is pending"))
-        if timeout > 0:
-            self.now += timeout
-            self._busy_turns = 0
-            if self.now > self.limit:
-                raise SimEndless(_report(f"still going after {self.limit:g} virtual seconds"))
-        else:
-            self._busy_turns += 1
-            if self._busy_turns > BUSY_TURNS_MAX:
-                raise SimEndless(_report(f"{BUSY_TURNS_MAX} turns of the loop at one moment: something is spinning"))
+        del timeout
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -96,13 +88,67 @@ class VirtualSelector(selectors.BaseSelector):
         return self._keys
 
 
+class _Handle(asyncio.Handle):
+    """As its base, made without a look at debug mode: a run makes ten thousands."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback, self._args = None, ()
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+
+
+class _Due(float):
+    """When a timer is due, and the timer: the heap compares numbers, which takes no call of a method."""
+
+    __slots__ = ("timer",)
+    timer: _Timer
+
+
 class SimLoop(asyncio.SelectorEventLoop):
-    """The loop.  `time()` starts at 0 and moves only when nothing else can."""
+    """The loop.  `time()` starts at 0 and moves only when nothing else can.
+
+    It turns as asyncio's own does, in the same order, and leaves out what only a loop with files needs.
+    """
+
+    _ready: deque[Any]
+    _stopping: bool
+    _clock_resolution: float
 
     def __init__(self, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        self._virtual = VirtualSelector()
-        self._virtual.limit = limit_seconds
-        super().__init__(self._virtual)
+        self._now = 0.0
+        self._limit_seconds = limit_seconds
+        self._busy_turns = 0
+        self._due: list[_Due] = []
+        self._timer_cancelled_count = 0
+        super().__init__(VirtualSelector())
         numbers = itertools.count(1)
 
         def new_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> SimTask:
@@ -111,7 +157,78 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(new_task)
 
     def time(self) -> float:
-        return self._virtual.now
+        return self._now
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def call_soon(  # type: ignore[override]  # arguments are not matched with those of the callback
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]  # as above
+        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as above
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        due = _Due(when)
+        due.timer = timer = _Timer(when, callback, args, self, context)
+        heapq.heappush(self._due, due)
+        return timer
+
+    def _run_once(self) -> None:
+        """One turn: let time pass if nothing is ready, then run what is."""
+        self._forget_cancelled()
+        due, ready = self._due, self._ready
+        if ready or self._stopping:
+            self._busy_turns += 1
+            if self._busy_turns > BUSY_TURNS_MAX:
+                raise SimEndless(_report(f"{BUSY_TURNS_MAX} turns of the loop at one moment: something is spinning"))
+        elif due:
+            self._pass_time(due[0] - self._now)
+        else:
+            raise SimDeadlock(_report("every task waits and no timer is pending"))
+        until = self._now + self._clock_resolution
+        while due and due[0] < until:
+            timer = heapq.heappop(due).timer
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own does
+                what = f"Exception in callback {handle._callback!r}"
+                self.call_exception_handler({"message": what, "exception": error, "handle": handle})
+
+    def _pass_time(self, seconds: float) -> None:
+        if seconds > 0:
+            self._now += seconds
+            self._busy_turns = 0
+            if self._now > self._limit_seconds:
+                raise SimEndless(_report(f"still going after {self._limit_seconds:g} virtual seconds"))
+
+    def _forget_cancelled(self) -> None:
+        """Take cancelled timers from the head of the heap; all of them once they are most of it."""
+        due = self._due
+        if len(due) > TIMERS_MIN and self._timer_cancelled_count * 2 > len(due):
+            due[:] = [one for one in due if not one.timer._cancelled]
+            heapq.heapify(due)
+            self._timer_cancelled_count = 0
+            return
+        while due and due[0].timer._cancelled:
+            heapq.heappop(due)
+            self._timer_cancelled_count -= 1
 
     def run_in_executor(self, *_: Any) -> Never:  # type: ignore[override]  # refuses whatever it is given
         raise RuntimeError("threads are not simulated: give the code an inline implementation")

@@ -5,9 +5,10 @@ Several units share one commit (group commit): each is a savepoint, so that one 
 and none of their results is given out before the commit has succeeded.
 """
 
+import functools
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,13 +34,18 @@ def wall_now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@functools.cache
+def _queries() -> Mapping[Query, Sql]:
+    return load(HERE / "queries")
+
+
 class Core:
     """`now_ms` is what `now_ms()` means in a statement: the clock of this database."""
 
     def __init__(self, path: str, *, now_ms: NowMs = wall_now_ms) -> None:
         self._path = path
         self._now_ms = now_ms
-        self._queries: dict[Query, Sql] = load(HERE / "queries")
+        self._queries: dict[Query, Sql] = dict(_queries())
         self._writer = self.connect()
 
     def connect(self, *, read_only: bool = False) -> sqlite3.Connection:

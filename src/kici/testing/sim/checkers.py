@@ -6,14 +6,14 @@ the program's own functions would share their mistakes.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from kici.decide.admit import Book
+from kici.decide.admit import Book, Usage
 from kici.domain.ids import AgentId, JobId, ScalerName
 from kici.domain.job import JOB_MOVES, RUN_MOVES, STARTED, TERMINAL, Demand, JobStatus, RunStatus
-from kici.domain.resources import Ask, Shape, parse_memory
+from kici.domain.resources import Amount, Ask, Shape, parse_memory
 from kici.domain.spawn import SPAWN_MOVES, SpawnState
 from kici.ports.backend import SpawnOrder
 from kici.testing.sim.cloud_rules import CLOUD, CloudRules
@@ -291,16 +291,18 @@ class Checkers:
 
     def usage(self, book: Book) -> None:
         """Usage is what the reservations add up to, in all and for each scaler."""
-        sums = {"": (0, 0, 0)}
+        shapes: dict[ScalerName, list[Amount]] = {}
         for held in book.reservations.values():
-            amount = held.shape.requests
-            for name in ("", held.scaler):
-                agents, micros, memory = sums.get(name, (0, 0, 0))
-                sums[name] = (agents + 1, micros + round(amount.cpus * 1_000_000), memory + amount.memory_bytes)
+            shapes.setdefault(held.scaler, []).append(held.shape.requests)
+        sums = {name: _sum(amounts) for name, amounts in shapes.items()}
+        self._usage("all", book.total, tuple(map(sum, zip(*sums.values(), strict=True))) or (0, 0, 0))
         for name, expected in sums.items():
-            usage = book.of(ScalerName(name)) if name else book.total
-            found = (usage.agents, usage.cpu_micros, usage.memory_bytes)
-            self._check(found == expected, f"usage of {name or 'all'} is {found}, reserved is {expected}")
+            self._usage(name, book.of(name), expected)
+
+    def _usage(self, name: str, usage: Usage, expected: tuple[int, ...]) -> None:
+        found = (usage.agents, usage.cpu_micros, usage.memory_bytes)
+        if found != expected:
+            self._trace.violate(f"usage of {name} is {found}, reserved is {expected}")
 
     # ------------------------------------------------------------------ agents
 
@@ -425,6 +427,12 @@ class Checkers:
     def machine_gone(self, agent_id: AgentId, how: str) -> None:
         self._trace.tell(f"its machine is gone: {how}", agent_id)
         self._ledger.machines.pop(agent_id, None)
+
+
+def _sum(amounts: Sequence[Amount]) -> tuple[int, int, int]:
+    """Agents, millionths of a cpu, bytes of memory."""
+    micros = sum(round(amount.cpus * 1_000_000) for amount in amounts)
+    return len(amounts), micros, sum(amount.memory_bytes for amount in amounts)
 
 
 def _declares(demand: Demand, has: Shape) -> bool:

@@ -56,31 +56,28 @@ class _Seam:
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         method = getattr(self._store, name)
+        weather, life, trace, kills = self._weather, self._life, self._trace, self._kills
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._call(name, lambda: method(*args, **kwargs))
+            seconds = weather.seconds()
+            await life.sleep(seconds / 2)
+            if weather.is_down:
+                await life.sleep(weather.entropy.uniform(*REFUSED_SECONDS))
+                raise StoreDown(f"{name}: the store is down")
+            if weather.happens("error-before"):
+                trace.count("store error before commit")
+                raise StoreDown(f"{name}: the store did not answer")
+            if kills("kill-before-commit"):
+                raise asyncio.CancelledError
+            answer = await method(*args, **kwargs)
+            if kills("kill-after-commit"):
+                raise asyncio.CancelledError
+            if weather.happens("error-after"):
+                trace.count("store error after commit")
+                trace.tell(f"{name}: done, and the answer lost")
+                raise StoreDown(f"{name}: the answer was lost")
+            await life.sleep(seconds / 2)
+            return answer
 
         setattr(self, name, call)
         return call
-
-    async def _call(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        weather, life = self._weather, self._life
-        seconds = weather.seconds()
-        await life.sleep(seconds / 2)
-        if weather.is_down:
-            await life.sleep(weather.entropy.uniform(*REFUSED_SECONDS))
-            raise StoreDown(f"{name}: the store is down")
-        if weather.happens("error-before"):
-            self._trace.count("store error before commit")
-            raise StoreDown(f"{name}: the store did not answer")
-        if self._kills("kill-before-commit"):
-            raise asyncio.CancelledError
-        answer = await work()
-        if self._kills("kill-after-commit"):
-            raise asyncio.CancelledError
-        if weather.happens("error-after"):
-            self._trace.count("store error after commit")
-            self._trace.tell(f"{name}: done, and the answer lost")
-            raise StoreDown(f"{name}: the answer was lost")
-        await life.sleep(seconds / 2)
-        return answer

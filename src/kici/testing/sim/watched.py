@@ -3,6 +3,7 @@
 Triggers call functions of this process, so nothing can be written past the watch; what a unit undid is not told.
 """
 
+import functools
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from kici.stores.query import Query
 from kici.stores.sqlite.core import IN_MEMORY, Core, Outcome
 from kici.stores.sqlite.engine import Inline
 from kici.stores.store import SqlStore
+from kici.testing.sim_clock import SIM_START
 
 WATCH: Final = Path(__file__).with_name("watch.sql")
 
@@ -137,9 +139,14 @@ class WatchedCore(Core):
         self._changes: list[Change] = []
         self._register(self._writer)
 
+    def migrate(self) -> list[int]:
+        """Copy a schema that was made once."""
+        _schema().backup(self._writer)
+        return []
+
     def watch(self) -> None:
         """Start; the schema must be there."""
-        self._writer.executescript(WATCH.read_text() + self.spoils)
+        self._writer.executescript(_watch() + self.spoils)
 
     def rewrite(self, query: Query, old: str, new: str) -> None:
         """Change a statement: for showing what one of its guards is worth."""
@@ -193,6 +200,19 @@ class WatchedCore(Core):
         connection.create_function("watch_reservation", 2, reservation)
         connection.create_function("watch_log", 4, plain(LogChange))
         connection.create_function("watch_session", 3, plain(SessionChange))
+
+
+@functools.cache
+def _schema() -> sqlite3.Connection:
+    """A database that was migrated, for the worlds of this process."""
+    core = Core(IN_MEMORY, now_ms=lambda: SIM_START)
+    _ = core.migrate()
+    return core._writer
+
+
+@functools.cache
+def _watch() -> str:
+    return WATCH.read_text()
 
 
 def watched_store(core: WatchedCore) -> Store:
