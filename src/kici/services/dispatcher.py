@@ -6,6 +6,7 @@ what became of a claim, the slot stays taken until it does: the agent may hold a
 Nothing starts before the agent acknowledged and `running` is committed (see `job_lifecycle`).
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -205,9 +206,10 @@ class Dispatcher:
 
     async def _return_claim(self, job: Job) -> None:
         """Its agent is gone.  If the agent came back and holds the job by a newer claim, that one stands."""
-        now = await self._store.job(job.id)
-        if now is not None and now.offers == job.offers:
-            await self.requeue(job, reason=f"agent {job.agent_id} was lost before it could be told")
+        with contextlib.suppress(StoreDown):  # the deadline of its acknowledgement returns it as well
+            now = await self._store.job(job.id)
+            if now is not None and now.offers == job.offers:
+                await self.requeue(job, reason=f"agent {job.agent_id} was lost before it could be told")
 
     async def _resolve(self, agent: ConnectedAgent, slot: JobId) -> None:
         """Deliver what a claim gave the agent after all, or free the slot.  A lost agent's jobs are its funnel's."""

@@ -281,6 +281,29 @@ async def test_an_agent_lost_between_claim_and_delivery_costs_its_job_nothing_bu
     assert not agent.all(JobDispatch)
 
 
+@pytest.mark.parametrize("unanswered", ["job", "requeue_job"])
+def test_a_claim_that_an_outage_keeps_from_being_returned_is_returned_by_its_deadline(
+    unanswered: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        agent = await bench.an_agent("a")
+        bench.traps.fail("claim_job", done=False)
+        gate = bench.traps.hold("claim_oldest", done=True)
+        jobs = await bench.submits_run({"a": a_request("a"), "b": a_request("b")})
+        await gate.reached()
+        agent.cut()
+        await bench.passes()
+        bench.traps.fail(unanswered, done=False, times=2)
+        gate.open()
+        await bench.passes(5)
+        other = await bench.an_agent("b")
+        assert {await finishes(bench, other) for _ in jobs} == {job.id for job in jobs}
+
+    scenario()
+    assert [record.exc_text for record in caplog.records if record.exc_info] == []
+
+
 @benched()
 async def test_an_agent_that_came_back_during_a_claim_for_its_old_connection_gets_the_job(bench: Bench) -> None:
     agent = await bench.an_agent()
