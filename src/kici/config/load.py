@@ -7,6 +7,8 @@ here (`kici doctor` asks it).
 
 import contextlib
 import dataclasses
+import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from kici.config.shapes import Table, file_of_directory, table_of
 from kici.config.walker import Report, TooMany, Walker, local_path
 from kici.config.yaml_source import FILE_BYTES_MAX, parse
 from kici.domain.ids import ScalerName
+from kici.domain.platform import Host
 
 DIRECTORY_FILES_MAX: Final = 10_000
 OWN_AGENT: Final = "kici-agent"
@@ -41,27 +44,27 @@ class Loaded:
     """How many more were seen; beyond ten thousand nobody looks."""
 
 
-def default_scalers() -> ScalersConfig:
-    """What a coordinator runs without a scalers file: processes of its own host."""
+def default_scalers(host: Host) -> ScalersConfig:
+    """What a coordinator runs without a scalers file: processes of its own host, with labels that say what it is."""
     return ScalersConfig(
         scalers=(
             ScalerEntry(
                 name=ScalerName("local"),
                 type=BackendType.BARE_METAL,
                 max_agents=16,
-                label_sets=(LabelSet(labels=("linux", "x64", "local"), binary_path=OWN_AGENT),),
+                label_sets=(LabelSet(labels=(*host.words, "local"), binary_path=OWN_AGENT),),
             ),
         )
     )
 
 
 def load_scalers(main: Path | None, directory: Path | None = None) -> Loaded:
-    """The configuration of a main file, a directory, or both; without either it is `default_scalers()`.
+    """The configuration of a main file, a directory, or both; without either it is `default_scalers` of this host.
 
     Never raises for what is in the files, or for files that cannot be read: these are problems too.
     """
     if main is None and directory is None:
-        return Loaded(config=default_scalers(), problems=())
+        return Loaded(config=default_scalers(Host(sys.platform, platform.machine())), problems=())
     loader = _Loader()
     sources = [] if main is None else [loader.read(main)]
     if directory is not None:

@@ -23,6 +23,16 @@ class Platform:
     arch: Arch
 
 
+_OS: Final = {"linux": Os.LINUX, "darwin": Os.MACOS, "win32": Os.WINDOWS}
+_ARCH: Final = {
+    "x86_64": Arch.X64,
+    "amd64": Arch.X64,
+    "x64": Arch.X64,
+    "aarch64": Arch.ARM64,
+    "arm64": Arch.ARM64,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """The machine we run on, in the raw words of `sys.platform` and `platform.machine()`."""
@@ -33,15 +43,14 @@ class Host:
     @property
     def platform(self) -> Platform | None:
         """None for a host that no declared platform describes."""
-        os = {"linux": Os.LINUX, "darwin": Os.MACOS, "win32": Os.WINDOWS}.get(self.system)
-        arch = {
-            "x86_64": Arch.X64,
-            "amd64": Arch.X64,
-            "x64": Arch.X64,
-            "aarch64": Arch.ARM64,
-            "arm64": Arch.ARM64,
-        }.get(self.machine.lower())
+        os, arch = _OS.get(self.system), _ARCH.get(self.machine.lower())
         return None if os is None or arch is None else Platform(os, arch)
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """System and processor as people name them in labels; what nobody declared keeps its raw name."""
+        machine = self.machine.lower()
+        return str(_OS.get(self.system, self.system)), str(_ARCH.get(machine, machine))
 
 
 _OS_LABELS: Final = {

@@ -1,12 +1,18 @@
 """Files: the main one, those of a directory, and where their mistakes are told to be."""
 
+import platform
+import sys
 from pathlib import Path
 
 import pytest
 
 from kici.config.load import default_scalers, load_scalers
 from kici.config.model import BackendType
+from kici.decide.entries import routables
+from kici.domain.platform import Host
 from kici.testing.scalers_files import scaler, text
+
+LINUX = Host("linux", "x86_64")
 
 
 def event(name: str, labels: str = "x", *, indent: str = "") -> str:
@@ -137,10 +143,30 @@ def test_files_that_cannot_be_read_are_problems(main: Path, tmp_path: Path) -> N
 
 def test_no_file_at_all_means_processes_of_this_host() -> None:
     loaded = load_scalers(None, None)
-    assert loaded.config == default_scalers()
-    (local,) = default_scalers().scalers
+    assert loaded.config == default_scalers(Host(sys.platform, platform.machine()))
+    (local,) = default_scalers(LINUX).scalers
     assert (local.name, local.type, local.max_agents) == ("local", BackendType.BARE_METAL, 16)
     assert (local.label_sets[0].labels, local.label_sets[0].binary_path) == (("linux", "x64", "local"), "kici-agent")
+
+
+@pytest.mark.spec("scaler 4.6.2")
+@pytest.mark.parametrize(
+    ("host", "labels", "gate"),
+    [
+        (LINUX, {"linux", "x64"}, set()),
+        (Host("linux", "aarch64"), {"linux", "arm64"}, {"arm64"}),
+        (Host("darwin", "arm64"), {"macos", "arm64"}, {"macos", "arm64"}),
+        (Host("darwin", "x86_64"), {"macos", "x64"}, {"macos"}),
+        (Host("win32", "AMD64"), {"windows", "x64"}, {"windows"}),
+        (Host("linux", "riscv64"), {"linux", "riscv64"}, set()),
+    ],
+    ids=str,
+)
+def test_without_a_file_labels_say_what_the_host_is(host: Host, labels: set[str], gate: set[str]) -> None:
+    (routable,) = routables(default_scalers(host), host)
+    assert set(routable.label_set) == {*labels, "local"}
+    assert routable.gate == gate
+    assert routable.offers >= routable.gate
 
 
 def test_the_default_is_what_a_file_could_say() -> None:
@@ -149,4 +175,4 @@ def test_the_default_is_what_a_file_could_say() -> None:
     document = scaler(
         "name: local\ntype: bare-metal\nmaxAgents: 16", "- {labels: [linux, x64, local], binaryPath: kici-agent}"
     )
-    assert load_text(document.encode()).config == default_scalers()
+    assert load_text(document.encode()).config == default_scalers(LINUX)
