@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from tests.microvm.fake_bench import SETTINGS, FakeMicroVmBench, an_order
 
+from kici.backends.firecracker.factory import microvm_set
 from kici.backends.firecracker.settings import MicroVmSet
+from kici.config.model import BackendType, LabelSet, ScalerEntry
 from kici.decide.microvm_snapshot import ABANDONED_MS
-from kici.domain.errors import KiciError
+from kici.domain.errors import KiciError, Retryable
 from kici.domain.ids import AgentId, Instant
-from kici.domain.resources import Amount
+from kici.domain.resources import Amount, Ask, ResourceRequest, resolve
 from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import SpawnEventType
 from kici.ports.vmm import VmStart
@@ -80,6 +82,18 @@ async def test_the_first_machine_boots_and_later_ones_go_on_from_a_snapshot() ->
 
 
 @virtual
+async def test_a_scaler_that_ends_takes_its_snapshots_with_it_where_a_machine_resists_too() -> None:
+    async with snapshots() as bench:
+        await asyncio.sleep(5)
+        await spawn(bench)
+        bench.host.processes[VM].resists = True
+        with pytest.raises(Retryable):
+            await bench.backend.shutdown_all()
+        assert not kept(bench)
+        bench.host.processes[VM].resists = False
+
+
+@virtual
 async def test_what_is_copied_was_told_nothing_and_what_is_restored_is_told_what_no_other_has() -> None:
     async with snapshots() as bench:
         await asyncio.sleep(0.5)
@@ -120,6 +134,32 @@ async def test_a_guest_that_does_not_know_what_to_warm_up_is_not_copied() -> Non
         await asyncio.sleep(5)
         assert await spawn(bench) is VmStart.BOOT
         assert "its guest ended instead of waiting" in told(bench)
+
+
+@virtual
+async def test_what_the_scalers_file_gives_to_all_is_the_hardware_of_a_snapshot_too() -> None:
+    declared = ResourceRequest(limits=Ask(memory="512m"))
+
+    def by_file() -> Amount:
+        """Limits of a job that declares none, as the router resolves them."""
+        return resolve(None, label_set.resources, declared).limits
+
+    label_set = LabelSet(labels=("linux", Kind.LIVES.value), rootfs_path="/opt/rootfs.ext4", snapshot_start=True)
+    entry = ScalerEntry(
+        name=SETTINGS.scaler,
+        type=BackendType.FIRECRACKER,
+        max_agents=4,
+        label_sets=(label_set,),
+        kernel_path="/opt/vmlinux",
+    )
+    async with snapshots(microvm_set(entry, label_set, {}, lambda: declared)) as bench:
+        await asyncio.sleep(5)
+        assert await spawn(bench, limits=by_file()) is VmStart.RESTORE
+        declared = ResourceRequest(limits=Ask(memory="1g"))  # a reload
+        assert await spawn(bench, an_id(2), limits=by_file()) is VmStart.BOOT
+        await asyncio.sleep(5)
+        assert await spawn(bench, an_id(3), limits=by_file()) is VmStart.RESTORE
+        assert len({path.parent for path in bench.host.files.contents if SNAPSHOTS in path.parents}) == 1
 
 
 @virtual

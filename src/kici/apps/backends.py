@@ -28,6 +28,7 @@ from kici.decide.route import Router
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import InstanceId, ScalerName
 from kici.domain.platform import Host
+from kici.domain.resources import UNDECLARED
 from kici.domain.spawn import Spawn
 from kici.kit.supervise import Supervisor
 from kici.ports.addresses import AddressStore
@@ -93,10 +94,12 @@ class FleetBuilder:
         self._makes_containers: dict[ScalerName, bool] = {}
         self.network = FirecrackerNetwork()
         """The bridge of microVMs that are built from now on."""
+        self.defaults = UNDECLARED
 
     def fleet(self, config: ScalersConfig) -> Fleet:
         """All scalers of a configuration.  Raises `Misconfigured` for what this version cannot make."""
         self.network = config.firecracker
+        self.defaults = config.defaults.resources
         return Fleet(
             runtimes={entry.name: self.build(entry) for entry in config.scalers},
             router=Router(routables(config, self._site.host)),
@@ -192,7 +195,7 @@ class FleetBuilder:
     def _microvms(self) -> "MicroVms":
         from kici.apps.microvms import MicroVms
 
-        return MicroVms(self._site)
+        return MicroVms(self._site, lambda: self.defaults)
 
     @cached_property
     def _containers(self) -> "Containers":

@@ -20,6 +20,7 @@ from kici.config.model import BackendType, ScalerEntry, ScalersConfig
 from kici.decide.disk import DiskVerdict, is_short, judge, shortage
 from kici.domain.errors import Retryable
 from kici.domain.ids import AgentId
+from kici.domain.resources import UNDECLARED
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 
@@ -92,7 +93,7 @@ def _backends(
         )
         addresses = MemoryAddresses(pool, bridge=bridge_of(network), scaler=entry.name)
         yield MicroVmBackend(
-            settings=settings_of(entry, network, data_dir=data_dir, environ={}),
+            settings=settings_of(entry, network, data_dir=data_dir, environ={}, defaults=lambda: UNDECLARED),
             tools=make_tools(entry, network, vmm, commands, addresses=addresses, clock=clock),
             supervisor=supervisor,
             on_exit=_nobody,

@@ -26,6 +26,7 @@ from kici.decide.launch import CgroupSupport
 from kici.decide.microvm_firecracker import Jail
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import ScalerName
+from kici.domain.resources import ResourceRequest
 from kici.domain.spawn import Spawn
 from kici.ports.addresses import Addresses
 from kici.ports.backend import Backend
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 class MicroVms:
     """Makes and changes backends of microVMs; all share one bridge."""
 
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "Site", defaults: Callable[[], ResourceRequest]) -> None:
+        """`defaults()`: resources that the scalers file in force gives to who declares none."""
         self._site = site
+        self._defaults = defaults
         self._pool = AddressPool()
         self._networks: dict[ScalerName, FirecrackerNetwork] = {}
         self._places: dict[ScalerName, tuple[str, Vmm]] = {}
@@ -98,7 +101,9 @@ class MicroVms:
 
     def _settings(self, entry: ScalerEntry) -> MicroVmSettings:
         network = self._networks[entry.name]
-        return settings_of(entry, network, data_dir=self._site.data_dir, environ=self._site.environ)
+        return settings_of(
+            entry, network, data_dir=self._site.data_dir, environ=self._site.environ, defaults=self._defaults
+        )
 
     def _addresses(self, entry: ScalerEntry) -> Addresses:
         bridge, store = bridge_of(self._networks[entry.name]), self._site.addresses

@@ -18,6 +18,7 @@ from kici.decide.route import Router
 from kici.domain.errors import KiciError
 from kici.domain.ids import ScalerName
 from kici.domain.platform import Host
+from kici.domain.resources import ResourceRequest
 from kici.domain.spawn import Spawn
 from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
@@ -29,6 +30,9 @@ RETIREMENT_SECONDS: Final = 30.0
 
 class Builder(Protocol):
     """Makes and changes backends for entries of the configuration."""
+
+    defaults: ResourceRequest
+    """Of the configuration in force: what those have that declare no resources."""
 
     def build(self, entry: ScalerEntry) -> ScalerRuntime:
         """Raises a `KiciError` when this host cannot serve the entry."""
@@ -197,6 +201,7 @@ class Reload:
     def _commit(self, new: ScalersConfig, plan: ReloadPlan, built: dict[ScalerName, ScalerRuntime]) -> None:
         """One step: the old configuration before it, the new one after it."""
         before = self._manager.local.runtimes
+        self._builder.defaults = new.defaults.resources
         for entry in (*plan.updated, *plan.resurrected):
             self._builder.apply(before[entry.name], entry)
             self._retiring.pop(entry.name, None)

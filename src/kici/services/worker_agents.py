@@ -121,6 +121,16 @@ class HostAgents:
             for holding in self.holdings:
                 group.create_task(self._end(holding), name=f"end {holding.agent_id}")
         await self._pools.leave(self.holdings.ids())
+        async with asyncio.TaskGroup() as group:
+            for runtime in self._runtimes():
+                group.create_task(self._shut_down(runtime), name=f"stop {runtime.name}")
+
+    async def _shut_down(self, runtime: ScalerRuntime) -> None:
+        """What it keeps beside its agents goes too."""
+        try:
+            await runtime.backend.shutdown_all()
+        except KiciError as error:
+            emit(Event.BACKEND_STUCK, level=logging.ERROR, scaler=runtime.name, error=str(error))
 
     async def _end(self, holding: Holding) -> None:
         try:

@@ -27,6 +27,7 @@ from kici.domain.event import SCALE_DOWN, SCALE_UP, EventState, StoredEvent
 from kici.domain.ids import DEFAULT_ORG, AgentId, InstanceId, ScalerName
 from kici.domain.job import Job
 from kici.domain.platform import Host
+from kici.domain.resources import UNDECLARED
 from kici.domain.secret import SecretRef
 from kici.domain.spawn import Spawn
 from kici.domain.workflow import Registration
@@ -365,6 +366,7 @@ class _Builder:
     def __init__(self, node: Node, entropy: SeededEntropy) -> None:
         self._node = node
         self._entropy = entropy
+        self.defaults = UNDECLARED
 
     def fleet(self, config: ScalersConfig) -> Fleet:
         return Fleet(

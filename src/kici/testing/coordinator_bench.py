@@ -25,6 +25,7 @@ from kici.domain.errors import Misconfigured
 from kici.domain.ids import DEFAULT_ORG, AgentId, JobId, OrgId, RunId, ScalerName
 from kici.domain.job import Job, JobStatus, Run
 from kici.domain.platform import Host
+from kici.domain.resources import UNDECLARED
 from kici.domain.spawn import Spawn
 from kici.domain.verdict import Verdict
 from kici.kit.finish import finish
@@ -443,6 +444,7 @@ class BenchBuilder:
     def __init__(self, bench: Bench, ended: Callable[[AgentId, str], None]) -> None:
         self._bench = bench
         self._ended = ended
+        self.defaults = UNDECLARED
 
     def fleet(self, config: ScalersConfig) -> Fleet:
         return Fleet(

@@ -11,9 +11,10 @@ from kici.apps import worker
 from kici.apps.backends import FleetBuilder, Site, local_tools
 from kici.apps.provisioning import Provisioning
 from kici.backends.firecracker.backend import MicroVmBackend
-from kici.config.model import BackendType, FirecrackerNetwork, LabelSet, ScalerEntry, ScalersConfig, Vmm
+from kici.config.model import BackendType, Defaults, FirecrackerNetwork, LabelSet, ScalerEntry, ScalersConfig, Vmm
 from kici.domain.errors import Misconfigured
 from kici.domain.ids import InstanceId, ScalerName
+from kici.domain.resources import Ask, ResourceRequest
 from kici.kit.supervise import Supervisor
 from kici.testing.cloud_bench import a_cloud_scaler
 from kici.testing.sim_clock import SimClock
@@ -64,6 +65,17 @@ async def test_a_scaler_that_a_reload_adds_is_built_for_the_network_of_the_new_f
         assert all(isinstance(backend, MicroVmBackend) for backend in backends)
         bridges = [cast(MicroVmBackend, backend)._tools.network.bridge for backend in backends]
         assert [str(bridge.cidr) for bridge in bridges] == ["172.30.0.0/24", "172.31.0.0/24"]
+
+
+async def test_snapshots_have_what_the_file_in_force_gives_to_who_declares_no_resources(tmp_path: Path) -> None:
+    async with Supervisor("test") as supervisor:
+        made = builder(tmp_path, supervisor)
+        given = Defaults(resources=ResourceRequest(limits=Ask(memory="1g")))
+        fleet = made.fleet(ScalersConfig(scalers=(microvms("a", tmp_path),), defaults=given))
+        (chosen,) = cast(MicroVmBackend, fleet.runtimes[ScalerName("a")].backend).settings.sets
+        assert chosen.limits.memory_bytes == 2**30
+        made.defaults = ResourceRequest(limits=Ask(memory="2g"))  # as a reload does
+        assert chosen.limits.memory_bytes == 2**31
 
 
 @pytest.mark.spec("scaler 7.5")

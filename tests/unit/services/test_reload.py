@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from kici.config.model import BackendType, ScalerEntry
+from kici.config.model import BackendType, Defaults, ScalerEntry
 from kici.domain.errors import Retryable
 from kici.domain.ids import AgentId
 from kici.domain.job import JobStatus
+from kici.domain.resources import Ask, ResourceRequest
 from kici.observe.events import Event
 from kici.services.config_watch import ReloadSignals
 from kici.services.reload import ReloadReport
@@ -158,6 +159,19 @@ async def test_what_fails_after_a_reload_is_told_and_the_reload_stands(bench: Be
     assert bench.told(Event.ORPHANS_LEFT)[0]["error"] == "the host does not answer"
     await bench.submits("linux", "b")
     await bench.machine()
+
+
+@benched(a_scaler("a", ("linux", "a")))
+async def test_what_the_file_gives_to_all_is_told_to_those_who_make_backends(bench: Bench) -> None:
+    configuration = bench.coordinator.given.configuration
+    assert configuration is not None
+    given = Defaults(resources=ResourceRequest(limits=Ask(memory="1g")))
+    bench.file = replace(bench._config(), defaults=given, global_max_agents=7)
+    assert (await bench.coordinator.reload_scalers()).outcome == "applied"
+    assert configuration.builder.defaults == given.resources
+    bench.file = replace(bench._config(), scalers=(a_scaler("a", type=BackendType.CONTAINER),))
+    assert (await bench.coordinator.reload_scalers()).outcome == "rejected"
+    assert configuration.builder.defaults == given.resources
 
 
 @benched(a_scaler("a", ("linux", "a")))

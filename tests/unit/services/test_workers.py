@@ -1,6 +1,7 @@
 """A coordinator with workers: jobs run on their hosts, and no fault of a link, a worker or a coordinator loses one."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from itertools import repeat
 from typing import Final
 
@@ -585,6 +586,14 @@ async def test_an_agent_that_died_with_its_worker_down_settles_its_job_when_it_i
     await worker.leaves()
 
 
+def recorded(told: list[str], name: str, act: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
+        told.append(name)
+        await act()
+
+    return call
+
+
 @pytest.mark.spec("D28")
 @pytest.mark.parametrize("keep_agents", [True, False])
 def test_a_worker_that_is_stopped(keep_agents: bool) -> None:
@@ -592,7 +601,11 @@ def test_a_worker_that_is_stopped(keep_agents: bool) -> None:
     async def stopped(bench: Bench) -> None:
         worker = await a_worker(bench)
         job, agent = await a_running_job(bench)
+        backend, told = worker.backends["linux"], list[str]()
+        for name in ("shutdown_all", "release_all"):
+            setattr(backend, name, recorded(told, name, getattr(backend, name)))
         await worker.stops(keep_agents=keep_agents)
+        assert told == ["release_all" if keep_agents else "shutdown_all"], "what it keeps beside agents goes too"
         await bench.passes(5)
         if not keep_agents:
             found = await bench.ended(job)

@@ -291,8 +291,10 @@ class MicroVmBackend:
     async def shutdown_all(self) -> None:
         self._stop_sweeping()
         await self._snapshots.stop()
-        await end_all(self._machines, self.destroy)
-        await self._snapshots.remove_all()
+        try:
+            await end_all(self._machines, self.destroy)
+        finally:
+            await self._snapshots.remove_all()
 
     async def release_all(self) -> None:
         self._stop_sweeping()

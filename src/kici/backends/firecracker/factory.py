@@ -3,7 +3,7 @@
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ from kici.config.model import FirecrackerNetwork, LabelSet, NetworkPolicy, Scale
 from kici.decide.isolate import Policy
 from kici.decide.microvm import Bridge
 from kici.decide.microvm_boot import guest_env, url_problem
-from kici.domain.resources import resolve
+from kici.domain.resources import ResourceRequest, resolve
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,21 @@ def bridge_of(network: FirecrackerNetwork) -> Bridge:
 
 
 def settings_of(
-    entry: ScalerEntry, network: FirecrackerNetwork, *, data_dir: Path, environ: Mapping[str, str]
+    entry: ScalerEntry,
+    network: FirecrackerNetwork,
+    *,
+    data_dir: Path,
+    environ: Mapping[str, str],
+    defaults: Callable[[], ResourceRequest],
 ) -> MicroVmSettings:
-    """`environ`: the coordinator's own environment, for what it forwards to agents."""
+    """`environ`: the coordinator's own environment, for what it forwards to agents.
+
+    `defaults()`: resources that the scalers file in force gives to who declares none.
+    """
     return MicroVmSettings(
         scaler=entry.name,
         max_agents=entry.max_agents,
-        sets=tuple(microvm_set(entry, label_set, environ) for label_set in entry.label_sets),
+        sets=tuple(microvm_set(entry, label_set, environ, defaults) for label_set in entry.label_sets),
         base=Path(entry.chroot_base_dir),
         data_dir=data_dir.resolve(),
         extra_hosts=entry.extra_hosts,
@@ -48,7 +56,9 @@ def settings_of(
     )
 
 
-def microvm_set(entry: ScalerEntry, label_set: LabelSet, environ: Mapping[str, str]) -> MicroVmSet:
+def microvm_set(
+    entry: ScalerEntry, label_set: LabelSet, environ: Mapping[str, str], defaults: Callable[[], ResourceRequest]
+) -> MicroVmSet:
     kernel = Path(label_set.kernel_path or entry.kernel_path or "")
     initrd = kernel.with_name(kernel.name + INITRD_SUFFIX) if kernel.name else kernel
     env, left_out = guest_env(environ, label_set.env)
@@ -67,7 +77,7 @@ def microvm_set(entry: ScalerEntry, label_set: LabelSet, environ: Mapping[str, s
         backpressure=None if mode is None else mode.value,
         hardware=partial(entry.vm_size, label_set),
         snapshot_start=label_set.snapshot_start,
-        limits=resolve(label_set.resources).limits,
+        declared=lambda: resolve(label_set.resources, defaults()).limits,
     )
 
 

@@ -1,7 +1,7 @@
 """What a scaler of microVMs is told, and what reaches the host for it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kici.config.grammar import ExtraHost
@@ -36,8 +36,18 @@ class MicroVmSet:
     """Processors and MiB for these limits."""
     snapshot_start: bool = False
     """Start from a snapshot of a guest that was warmed up, where that can be done."""
-    limits: Amount = NOTHING
-    """What the set itself declares; a snapshot has this hardware."""
+    declared: Callable[[], Amount] = lambda: NOTHING
+    """Limits of a job that asks for none: those of the set, or else of the scalers file in force."""
+
+    @property
+    def limits(self) -> Amount:
+        """A snapshot has the hardware for these."""
+        return self.declared()
+
+    def settled(self) -> "MicroVmSet":
+        """The same set, whatever becomes of the scalers file meanwhile."""
+        limits = self.limits
+        return replace(self, declared=lambda: limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

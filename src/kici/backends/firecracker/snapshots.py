@@ -88,7 +88,7 @@ class Snapshots:
 
     def choose(self, order: Order) -> Order:
         """The same order, with how its machine starts."""
-        chosen = order.chosen
+        chosen = order.chosen.settled()
         if not chosen.snapshot_start:
             return order
         problem = hardware_problem(order.machine, hardware_of(chosen, chosen.limits))
@@ -138,7 +138,7 @@ class Snapshots:
         while self._is_wanted_again:
             self._is_wanted_again = False
             keys = {}
-            for chosen in self._settings.sets:
+            for chosen in (each.settled() for each in self._settings.sets):
                 if chosen.snapshot_start:
                     try:
                         keys[self._key(chosen)] = chosen

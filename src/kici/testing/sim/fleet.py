@@ -24,7 +24,7 @@ from kici.domain.errors import DeterministicRefusal, Misconfigured, Retryable
 from kici.domain.ids import ScalerName
 from kici.domain.labels import set_key
 from kici.domain.platform import Host
-from kici.domain.resources import Ask, ResourceRequest
+from kici.domain.resources import UNDECLARED, Ask, ResourceRequest
 from kici.domain.spawn import Spawn
 from kici.ports.backend import Compute, OnEvent, OnExit, SpawnOrder
 from kici.ports.clock import Clock
@@ -177,6 +177,7 @@ class SimFleetBuilder:
     ) -> None:
         self.program: Callable[[], Coordinator]
         """Whose backends they are; set before the first of them is used."""
+        self.defaults = UNDECLARED
         self._view = view
         self._clock = clock
         self._url = url
