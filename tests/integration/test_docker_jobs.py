@@ -170,7 +170,9 @@ def test_a_dockerfile_is_refused_in_words_where_agents_have_no_engine(kici: LabC
     )
     done = kici.run("submit", str(file))
     assert done.returncode != 0
-    assert "the agent's host has neither docker nor podman; name labels of agents" in done.stdout + done.stderr
+    told = done.stdout + done.stderr
+    assert "the agent's host has neither docker nor podman; name labels of process agents" in told
+    assert "a container scaler does not" in told
 
 
 def test_the_doctor_looks_at_engine_disk_images_and_filter(engine: Lab) -> None:

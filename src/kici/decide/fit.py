@@ -120,6 +120,17 @@ def lacks_for_container(shape: AgentShape, image: str | None) -> Misfit | None:
     return None
 
 
+def container_cure(image: str | None) -> str:
+    """What to do about that; follows the misfit's reason."""
+    if image is not None and image.startswith(DOCKERFILE_PREFIX):
+        return (
+            "name labels of process agents on a host with a container engine, which build images "
+            "(a bare-metal scaler makes such agents, a container scaler does not), or build the image yourself and "
+            "name it as the container's `image`"
+        )
+    return "name labels of agents that have one, or of a container scaler"
+
+
 def differing_resources(agent: Shape, declared: ResourceRequest) -> tuple[str, ...]:
     """The declared fields that are not equal to what the agent was started with.
 

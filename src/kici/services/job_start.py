@@ -7,7 +7,7 @@ submission.
 from collections.abc import Iterable, Mapping
 from typing import Protocol, assert_never
 
-from kici.decide.fit import AgentShape, lacks_for_container
+from kici.decide.fit import AgentShape, container_cure, lacks_for_container
 from kici.decide.registry_auth import BuiltContainer, ImageContainer, LogIn, NoContainer, container_of
 from kici.domain.errors import JobRefused, KiciError, StoreDown
 from kici.domain.ids import OrgId
@@ -54,7 +54,7 @@ class JobStarts:
         spec = job.spec
         misfit = lacks_for_container(shape, spec.image)
         if misfit is not None:
-            raise JobRefused(f"{misfit.reason}; name labels of agents that have one, or of a container scaler")
+            raise JobRefused(f"{misfit.reason}; {container_cure(spec.image)}")
         try:
             described = container_of(spec.image, spec.registry)
         except ValueError as error:

@@ -74,8 +74,9 @@ async def test_an_agent_in_the_jobs_image_makes_no_container() -> None:
 @pytest.mark.parametrize(
     ("image", "labels", "reason"),
     [
-        ("debian", (), "neither docker nor podman"),
-        ("dockerfile:D", (DOCKER_LABEL,), "cannot build images"),
+        ("debian", (), "neither docker nor podman; name labels of agents that have one, or of a container scaler"),
+        ("dockerfile:D", (), "neither docker nor podman; name labels of process agents .* or build the image yourself"),
+        ("dockerfile:D", (DOCKER_LABEL,), "cannot build images; name labels of process agents"),
     ],
 )
 async def test_an_agent_that_cannot_make_the_container_is_no_place_for_the_job(
