@@ -65,6 +65,8 @@ FROM_AGENT: list[Message] = [
         running_as_user="ci",
         running_as_uid=1000,
         scaler_managed=True,
+        incarnation="4711.250000",
+        connection_number=2,
     ),
     ConfigAck(),
     Heartbeat(active_jobs=1),

@@ -41,6 +41,14 @@ class AgentSession:
     registered_at: Instant
     warm: bool = False
     """Made by a scaler without a job bound to it."""
+    incarnation: str = ""
+    """Run of the agent's program."""
+    connection_number: int = 0
+    """How many connections that run had opened by then, this one included."""
+
+    def overtakes(self, other: "AgentSession") -> bool:
+        """Whether this is a later connection of the same run."""
+        return self.incarnation == other.incarnation and self.connection_number > other.connection_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

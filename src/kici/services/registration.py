@@ -182,7 +182,7 @@ class Registration:
             session = self._session(connection, message, judged, spawn)
             registered = await self._register(connection, session, needs_spawn=spawn is not None, claim=claim)
             if registered is None:
-                await self._refuse(connection, agent_id, await self._why_not(agent_id))
+                await self._refuse(connection, agent_id, await self._why_not(session))
                 return
             registered, held = _claimed_before(registered, held, spawn)
             if registered.spawn is not None and registered.spawn.backend_type == EVENT:
@@ -201,9 +201,12 @@ class Registration:
         is_ending = known is not None and known.state is SpawnState.ENDING
         return replace(row, state=SpawnState.ENDING) if row is not None and is_ending else row
 
-    async def _why_not(self, agent_id: AgentId) -> Refuse:
-        """Why a registration was not written: its compute ends, or another coordinator still has its machine."""
-        row = await self._store.spawn(agent_id)
+    async def _why_not(self, session: AgentSession) -> Refuse:
+        """Why a registration was not written: it came late, its compute ends, or another still has its machine."""
+        newest = await self._store.session(session.agent_id)
+        if session.scaler is None or (newest is not None and newest.overtakes(session)):
+            return OVERTAKEN
+        row = await self._store.spawn(session.agent_id)
         is_held = row is not None and row.state in SERVING and row.adopted_by not in (None, self._instance_id)
         return HELD_ELSEWHERE if is_held else TORN_DOWN
 
@@ -305,9 +308,7 @@ class Registration:
 
     def _claim(self, agent_id: AgentId, spawn: Spawn | None) -> Claim | None:
         """The claim of the job that the agent was made for."""
-        if spawn is None or spawn.bound_job_id is None or self._drain.closed:
-            return None
-        if spawn.state is not SpawnState.BOOTING:
+        if spawn is None or spawn.bound_job_id is None or spawn.state is not SpawnState.BOOTING or self._drain.closed:
             return None
         return self._dispatcher.claim_of(agent_id, spawn.scaler, spawn.org)
 
@@ -335,6 +336,8 @@ class Registration:
             ),
             registered_at=self._clock.now(),
             warm=spawn is not None and spawn.bound_job_id is None,
+            incarnation=message.incarnation,
+            connection_number=message.connection_number,
         )
 
     async def _refuse(self, connection: AgentConnection, agent_id: AgentId, refusal: Refuse) -> None:

@@ -19,15 +19,9 @@ class Agents(Part):
         bound: Claim | None,
         now: Instant | None = None,
     ) -> Registered | None:
-        steps = [
-            Step(
-                Query.REGISTER_SPAWN,
-                {"agent_id": session.agent_id, "instance_id": session.instance_id, "now": now},
-                guard=needs_spawn,
-                told_apart_by="agent_id",
-            ),
-            _put_session(session, now),
-        ]
+        steps = [_put_session(session, now, guard=not needs_spawn)]
+        if needs_spawn:
+            steps.insert(0, _register_spawn(session, now))
         if bound is not None:
             steps.append(Step(Query.CLAIM_BOUND, claim_params(bound, now), told_apart_by="agent_id"))
         if session.backend_type == EVENT:
@@ -37,7 +31,10 @@ class Agents(Part):
         results = await self._database.unit(steps)
         if results is None:
             return None
-        spawns, _, *claimed = results
+        spawns = results[0] if needs_spawn else []
+        sessions, *claimed = results[1:] if needs_spawn else results
+        if not sessions:  # overtaken in this very moment
+            return None
         return Registered(
             spawn=spawn_from(spawns[0]) if spawns else None,
             job=first_job(claimed[0]) if bound is not None else None,
@@ -59,7 +56,22 @@ class Agents(Part):
         return len(await self._write(Query.DELETE_SESSIONS_OF, {"instance_id": instance_id}))
 
 
-def _put_session(session: AgentSession, now: Instant | None) -> Step:
+def _register_spawn(session: AgentSession, now: Instant | None) -> Step:
+    return Step(
+        Query.REGISTER_SPAWN,
+        {
+            "agent_id": session.agent_id,
+            "instance_id": session.instance_id,
+            "incarnation": session.incarnation,
+            "connection_number": session.connection_number,
+            "now": now,
+        },
+        guard=True,
+        told_apart_by="agent_id",
+    )
+
+
+def _put_session(session: AgentSession, now: Instant | None, *, guard: bool) -> Step:
     return Step(
         Query.PUT_SESSION,
         {
@@ -73,7 +85,10 @@ def _put_session(session: AgentSession, now: Instant | None) -> Step:
             "backend_type": session.backend_type,
             "facts": to_json(session.facts),
             "warm": session.warm,
+            "incarnation": session.incarnation,
+            "connection_number": session.connection_number,
             "now": now,
         },
+        guard=guard,
         told_apart_by="agent_id",
     )

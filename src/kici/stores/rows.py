@@ -206,6 +206,8 @@ def session_from(row: Row) -> AgentSession:
         facts=_decode_facts(row["facts"]),
         registered_at=row["registered_at"],
         warm=bool(row["warm"]),
+        incarnation=row["incarnation"],
+        connection_number=row["connection_number"],
     )
 
 

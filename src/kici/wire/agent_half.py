@@ -90,6 +90,7 @@ class AgentHalf:
         self._next_start: JobStart | None = None
         """Told to start while the one before was dying."""
         self._jobs_done = 0
+        self._connections = 0
         self._is_draining = False
         self._is_stopping = False
 
@@ -124,6 +125,7 @@ class AgentHalf:
     # --- the connection
 
     def start(self, now: float) -> list[Effect]:
+        self._register = structs.replace(self._register, incarnation=f"{now:.6f}")
         self._arm_orphan(now)
         return self._connect()
 
@@ -418,12 +420,14 @@ class AgentHalf:
 
     def _connect(self) -> list[Effect]:
         self._phase = Phase.CONNECTING
+        self._connections += 1
         return [Connect(self._route.url)]
 
     def _send_register(self) -> list[Effect]:
         self._phase = Phase.REGISTERING
         held = [] if self._job is None else [self._job.ref()]
-        return [Send(structs.replace(self._register, in_flight_jobs=held))]
+        message = structs.replace(self._register, in_flight_jobs=held, connection_number=self._connections)
+        return [Send(message)]
 
     def _flush(self, now: float) -> list[Effect]:
         job = self._job

@@ -72,6 +72,10 @@ class AgentRegister(Message, frozen=True, kw_only=True, tag="agent.register"):
     running_as_user: str = ""
     running_as_uid: int | None = None
     scaler_managed: bool = False
+    incarnation: str = ""
+    """Tells this run of the agent's program from others under the same id."""
+    connection_number: int = 0
+    """Of this run; a registration that arrives after that of a later connection is refused."""
 
 
 class ConfigAck(Message, frozen=True, kw_only=True, tag="config.ack"):

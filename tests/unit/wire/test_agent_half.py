@@ -110,6 +110,10 @@ def working(**options: Any) -> Agent:
     return agent
 
 
+def registration(number: int = 1, **fields: Any) -> AgentRegister:
+    return structs.replace(REGISTER, incarnation="100.000000", connection_number=number, **fields)
+
+
 def done(state: str = "success", **fields: Any) -> JobStatusReport:
     return JobStatusReport(job_id="j", state=state, **{"exit_code": 0, **fields})  # type: ignore[arg-type]  # a test's
 
@@ -120,13 +124,21 @@ def done(state: str = "success", **fields: Any) -> JobStatusReport:
 def test_connects_authenticates_and_registers() -> None:
     agent = Agent(token="t")
     assert agent.connect() == [Send(AuthRequest(token="t"))]
-    assert agent.hear(AuthSuccess(connection_id="c")) == [Send(REGISTER)]
+    assert agent.hear(AuthSuccess(connection_id="c")) == [Send(registration())]
     assert agent.hear(RegisterAck(agent_id="a")) == [Send(ConfigAck())]
     assert agent.half.phase is Phase.REGISTERED
 
 
 def test_without_a_token_it_registers_at_once() -> None:
-    assert Agent().connect() == [Send(REGISTER)]
+    assert Agent().connect() == [Send(registration())]
+
+
+def test_each_of_its_connections_has_a_number() -> None:
+    agent = Agent()
+    agent.register()
+    agent.lose()
+    agent.later(60)
+    assert agent.connect() == [Send(registration(2))]
 
 
 @pytest.mark.spec("T3.6")
@@ -171,7 +183,7 @@ def test_a_claim_code_is_traded_for_an_identity() -> None:
         Send(AuthRequest(token="t"))
     ]
     (register,) = said(agent.hear(AuthSuccess(connection_id="c")))
-    assert register == AgentRegister(agent_id="scaler-event-1", labels=["gpu", "kici:os:linux"], scaler_managed=True)
+    assert register == registration(agent_id="scaler-event-1", labels=["gpu", "kici:os:linux"], scaler_managed=True)
     assert agent.half.agent_id == "scaler-event-1"
 
 

@@ -18,8 +18,11 @@ CREATE FUNCTION now_ms() RETURNS BIGINT LANGUAGE sql STABLE AS
 CREATE TABLE demand_classes (
     id BIGINT PRIMARY KEY,
     key TEXT COLLATE "C" NOT NULL UNIQUE,
-    demand TEXT NOT NULL
+    demand TEXT NOT NULL,
+    used_at BIGINT NOT NULL DEFAULT now_ms()
 );
+
+CREATE INDEX demand_classes_used ON demand_classes (used_at);
 
 CREATE TABLE runs (
     id TEXT COLLATE "C" PRIMARY KEY,
@@ -180,7 +183,9 @@ CREATE TABLE agent_sessions (
     backend_type TEXT,
     facts TEXT NOT NULL,
     registered_at BIGINT NOT NULL,
-    warm BOOLEAN NOT NULL
+    warm BOOLEAN NOT NULL,
+    incarnation TEXT NOT NULL DEFAULT '',
+    connection_number BIGINT NOT NULL DEFAULT 0
 );
 
 CREATE INDEX agent_sessions_instance ON agent_sessions (instance_id);

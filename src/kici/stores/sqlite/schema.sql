@@ -13,7 +13,9 @@ CREATE TABLE demand_classes (
     id INTEGER PRIMARY KEY,
     key TEXT NOT NULL UNIQUE,
     demand TEXT NOT NULL
-) STRICT;
+, used_at INTEGER NOT NULL DEFAULT 0) STRICT;
+
+CREATE INDEX demand_classes_used ON demand_classes (used_at);
 
 CREATE TABLE runs (
     id TEXT PRIMARY KEY,
@@ -168,7 +170,7 @@ CREATE TABLE agent_sessions (
     facts TEXT NOT NULL,
     registered_at INTEGER NOT NULL,
     warm INTEGER NOT NULL
-) STRICT, WITHOUT ROWID;
+, incarnation TEXT NOT NULL DEFAULT '', connection_number INTEGER NOT NULL DEFAULT 0) STRICT, WITHOUT ROWID;
 
 CREATE INDEX agent_sessions_instance ON agent_sessions (instance_id);
 

@@ -236,6 +236,23 @@ async def lets_the_newest_connection_win(store: Store) -> None:
     assert await store.session(agent(1)) is None
 
 
+async def knows_a_registration_that_comes_late(store: Store) -> None:
+    """As from a coordinator that stood still while the agent went on to another."""
+    await spawned(store, 1)
+    for number, needs_spawn in ((1, True), (2, False)):
+        late = a_session(agent_id=agent(number), incarnation="run-1", connection_number=5)
+        there = replace(
+            late, connection_number=6, connection_id=ConnectionId("c6"), instance_id=THERE, registered_at=after(1)
+        )
+        anew = replace(late, incarnation="run-2", connection_number=1, registered_at=after(4))
+        assert await store.register_agent(there, needs_spawn=needs_spawn, bound=None, now=after(1))
+        assert await store.register_agent(late, needs_spawn=needs_spawn, bound=None, now=after(2)) is None
+        assert await store.session(agent(number)) == there
+        assert await store.register_agent(there, needs_spawn=needs_spawn, bound=None, now=after(3))
+        assert await store.register_agent(anew, needs_spawn=needs_spawn, bound=None, now=after(4))
+        assert await store.session(agent(number)) == anew
+
+
 async def lists_and_drops_sessions_of_an_instance(store: Store) -> None:
     for number, instance in enumerate((HERE, THERE, HERE)):
         session = a_session(agent_id=agent(number), instance_id=instance)
@@ -342,6 +359,7 @@ CASES: Final[tuple[Case, ...]] = (
     registers_with_its_bound_job,
     registers_without_a_job_that_is_taken_or_expired,
     lets_the_newest_connection_win,
+    knows_a_registration_that_comes_late,
     lists_and_drops_sessions_of_an_instance,
     keeps_agent_tokens_by_hash,
     revokes_an_agent_token_once,

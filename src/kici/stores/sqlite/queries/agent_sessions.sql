@@ -1,12 +1,12 @@
 -- name: put_session
--- Where an agent is connected; the newest connection wins.
+-- Where an agent is connected; the newest connection wins, and of one run of its program the one it opened last.
 INSERT INTO agent_sessions (
     agent_id, instance_id, connection_id, labels, mandatory_labels, token_id, scaler_name, backend_type, facts,
-    registered_at, warm
+    registered_at, warm, incarnation, connection_number
 )
 VALUES (
     :agent_id, :instance_id, :connection_id, :labels, :mandatory_labels, :token_id, :scaler_name, :backend_type, :facts,
-    COALESCE(:now, now_ms()), :warm
+    COALESCE(:now, now_ms()), :warm, :incarnation, :connection_number
 )
 ON CONFLICT (agent_id) DO UPDATE SET
     instance_id = excluded.instance_id,
@@ -18,7 +18,11 @@ ON CONFLICT (agent_id) DO UPDATE SET
     backend_type = excluded.backend_type,
     facts = excluded.facts,
     registered_at = excluded.registered_at,
-    warm = excluded.warm
+    warm = excluded.warm,
+    incarnation = excluded.incarnation,
+    connection_number = excluded.connection_number
+WHERE agent_sessions.incarnation <> excluded.incarnation
+    OR agent_sessions.connection_number <= excluded.connection_number
 RETURNING agent_id;
 
 -- name: release_agent

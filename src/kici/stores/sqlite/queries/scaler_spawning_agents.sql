@@ -44,7 +44,7 @@ LIMIT :limit;
 -- name: register_spawn
 -- The agent of a spawn has registered; it keeps the time of the first registration.
 -- A machine passes from one coordinator to another when the first has let go of it, or has been silent for longer
--- than it keeps agents by itself.
+-- than it keeps agents by itself.  A connection that came late, after a later one of the same program, is nothing.
 UPDATE scaler_spawning_agents SET
     state = 'registered',
     registered_at = COALESCE(registered_at, :now, now_ms()),
@@ -59,6 +59,11 @@ WHERE agent_id = :agent_id AND state IN ('booting', 'registered')
             WHERE agent_sessions.agent_id = :agent_id AND agent_sessions.instance_id = adopted_by
                 AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 45000
         )
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM agent_sessions
+        WHERE agent_sessions.agent_id = :agent_id AND agent_sessions.incarnation = :incarnation
+            AND agent_sessions.connection_number > :connection_number
     )
 RETURNING *;
 
