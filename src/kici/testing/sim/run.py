@@ -69,6 +69,7 @@ def run_plan(plan: Plan, *, keeps_lines: bool = False, prepare: Callable[[World]
     except SimStuck as error:
         violations.append(str(error))
     (world,) = made
+    world.core.close()  # its functions hold the world, and no collector of garbage sees them
     violations = [*world.trace.violations, *violations]
     return Report(
         plan=plan,
