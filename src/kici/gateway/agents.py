@@ -8,13 +8,14 @@ the protocol above finds silent ones.
 
 import asyncio
 import logging
-import socket
 from collections import deque
-from typing import Any, Final, Never, Protocol
+from typing import Final, Never
 
 from aiohttp import ClientConnectionResetError, WSMsgType, web
 
+from kici.kit import sockets
 from kici.kit.finish import finish
+from kici.kit.sockets import OnSocket
 from kici.kit.supervise import Supervisor
 from kici.ports.clock import Clock
 from kici.ports.link import LinkHandler, LinkSession
@@ -32,7 +33,6 @@ CLOSE_SECONDS: Final = 5.0
 CLOSED_SECONDS: Final = 60.0
 """Longest time that a session may take over the end of its connection."""
 NO_CLOSE_FRAME: Final = 1006
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
 
 
 class SocketLink:
@@ -227,19 +227,6 @@ async def _read(ws: Socket, link: SocketLink, session: LinkSession) -> None:
             return
 
 
-class OnSocket(Protocol):
-    """A transport, or a WebSocket."""
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
-
-
 def watch_peer(connection: OnSocket) -> None:
-    """Let the kernel find out when the peer is gone."""
-    sock = connection.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)
-        if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    """Let the kernel find out when an agent's or a worker's host is gone."""
+    sockets.watch_peer(connection, idle_seconds=20, probe_seconds=10, probes=3, unanswered_seconds=60)

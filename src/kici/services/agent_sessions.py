@@ -31,6 +31,9 @@ from kici.wire.messages import AgentExit, AgentRegister, CloseCode
 
 TICK_SECONDS: Final = 1.0
 STORE_RETRY_SECONDS: Final = 1.0
+LATE_SECONDS_MIN: Final = 0.5
+"""A look at the timers that comes so much too late says that nobody was read meanwhile: this program stood still, or
+had too many to read at once."""
 LAST_WORDS_SECONDS: Final = 1.0
 """How long the socket of an agent that was seen dead may still deliver what the agent had sent."""
 
@@ -104,8 +107,17 @@ class AgentSessions:
     async def run(self) -> Never:
         """Keep the timers of all connections.  Leave by cancellation."""
         while True:
+            due_at = self._clock.monotonic() + TICK_SECONDS
             await self._clock.sleep(TICK_SECONDS)
+            self._excuse(self._clock.monotonic() - due_at)
             await self.tick()
+
+    def _excuse(self, late_seconds: float) -> None:
+        """What agents said in a time in which nobody was read still waits: closing them would make them say it again,
+        and a crowd that is too much at once would be so for ever."""
+        if late_seconds >= LATE_SECONDS_MIN:
+            for connection in self._connections.values():
+                connection.half.excuse(late_seconds, self._clock.monotonic())
 
     async def tick(self) -> None:
         """One look at every connection and every absent agent."""

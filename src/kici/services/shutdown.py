@@ -74,17 +74,28 @@ class Shutdown:
             self._teardown.hold()
             await self._each_backend(lambda backend: backend.release_all())
         else:
-            await self._return_jobs()
+            await self._at_most(self._return_jobs())
         self._sessions.close_all("the coordinator stops")
         if not keep_agents:
             await self._end_computes()
             await self._machine_pools.leave(frozenset(tracked.agent_id for tracked in self._spawns))
         await self._registered()
+        await self._at_most(self._remove_rows(keep_agents=keep_agents))
+
+    async def _remove_rows(self, *, keep_agents: bool) -> None:
+        await self._store.delete_sessions_of(self._instance_id)
+        await self._elector.resign()
+        if not keep_agents:  # else whose agents would they be?
+            await self._heartbeat.leave()
+
+    async def _at_most(self, work: Awaitable[None]) -> None:
+        """A store that cannot be reached says so late, once for each call: it holds the end up only for a while."""
         with sits_out_outages("shutdown"):
-            await self._store.delete_sessions_of(self._instance_id)
-            await self._elector.resign()
-            if not keep_agents:  # else whose agents would they be?
-                await self._heartbeat.leave()
+            try:
+                async with asyncio.timeout(SHUTDOWN_SECONDS):
+                    await work
+            except TimeoutError:
+                raise StoreDown(f"the store did not answer within {SHUTDOWN_SECONDS:g} s of the stop") from None
 
     async def _return_jobs(self) -> None:
         """Jobs of agents that end with us: those started fail with the reason, the others keep their place.

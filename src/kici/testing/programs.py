@@ -14,8 +14,8 @@ from kici.ports.processes import MARK
 
 KICI: Final = (sys.executable, "-m", "kici")
 START_SECONDS: Final = 20.0
-EXIT_SECONDS: Final = 120.0
-"""A connection to the database that was cut in silence holds an orderly end up for as long as the driver waits."""
+EXIT_SECONDS: Final = 75.0
+"""An orderly end waits for a store that does not answer, twice fifteen seconds, and as long for computes to end."""
 _OURS: Final = ("KICI_", "XDG_STATE_HOME")
 
 

@@ -137,6 +137,11 @@ class CoordinatorHalf:
         self._heard_at = max(self._heard_at, now)
         self._unhealthy = False
 
+    def excuse(self, seconds: float, now: float) -> None:
+        """For so long, until `now`, the driver read nobody's frames: that was no silence of this peer."""
+        self._phase_since = min(now, self._phase_since + seconds)
+        self._heard_at = min(now, self._heard_at + seconds)
+
     def tick(self, now: float) -> list[Effect]:
         """Let time act; call it at `next_deadline` or whenever it suits."""
         match self._phase:

@@ -14,6 +14,7 @@ from kici.domain.peer import RequestKind
 from kici.domain.secret import SecretRef
 from kici.observe.events import Event
 from kici.services.peers import PeerRequests
+from kici.services.shutdown import SHUTDOWN_SECONDS
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.builders import HERE, a_reservation, a_spawn, an_instance
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
@@ -59,6 +60,17 @@ async def test_a_connection_that_authenticates_and_does_not_register_is_closed_a
 
 
 @benched()
+async def test_a_store_that_does_not_answer_holds_the_end_up_for_a_while_only(bench: Bench) -> None:
+    _ = await bench.an_agent()
+    for method in ("jobs_owned_by", "delete_sessions_of"):
+        _ = bench.traps.hold(method, done=False)
+    began_at = bench.clock.monotonic()
+    async with asyncio.timeout(600):
+        await bench.stops()
+    assert bench.clock.monotonic() - began_at < 3 * SHUTDOWN_SECONDS
+
+
+@benched()
 async def test_a_registered_agent_that_beats_stays(bench: Bench) -> None:
     agent = await bench.an_agent()
     for _ in range(30):
@@ -66,6 +78,22 @@ async def test_a_registered_agent_that_beats_stays(bench: Bench) -> None:
         agent.says(Heartbeat())
     assert agent.closed_with is None
     assert len(bench.coordinator.registry) == 1
+
+
+@benched()
+async def test_time_in_which_the_coordinator_read_nobody_is_not_held_against_anybody(bench: Bench) -> None:
+    """The loop was busy, or the program was stopped: what agents sent meanwhile is still unread."""
+    registered = await bench.an_agent()
+    fresh = await bench.a_program()
+    fresh.connects()
+    await bench.passes(3)
+    asyncio.get_running_loop()._now += 400  # type: ignore[attr-defined]  # nothing runs meanwhile
+    await bench.passes(1)
+    assert fresh.closed_with is None
+    assert registered.closed_with is None
+    await bench.passes(3)
+    assert fresh.closed_with == CloseCode.TIMEOUT
+    assert await is_lost(bench, registered, within=300)
 
 
 @pytest.mark.spec("T2.6")

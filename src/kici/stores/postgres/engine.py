@@ -15,6 +15,7 @@ import asyncpg
 from kici.domain.errors import StoreDown
 from kici.stores.database import Params, Rows, Step
 from kici.stores.migrations import bootstrap, migrations
+from kici.stores.postgres.connection import WatchedConnection
 from kici.stores.postgres.faults import DRIVER_ERRORS, is_undone_by_others, translated
 from kici.stores.postgres.together import Together, Unit
 from kici.stores.query import Numbered, Query, load, numbered
@@ -124,6 +125,7 @@ class Pool:
                     self._url,
                     min_size=0,
                     max_size=self._pool_max,
+                    connection_class=WatchedConnection,
                     max_queries=QUERIES_PER_CONNECTION_MAX,
                     timeout=CONNECT_SECONDS,
                     command_timeout=self._statement_seconds + ANSWER_MARGIN_SECONDS,

@@ -16,6 +16,7 @@ import asyncpg
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.peers import Topic
+from kici.stores.postgres.connection import WatchedConnection
 
 CHANNEL: Final = "kici"
 COALESCE_SECONDS: Final = 0.005
@@ -63,7 +64,7 @@ class PostgresNotifier:
 
     async def _serve(self) -> None:
         """One connection, until it is lost."""
-        connection = await asyncpg.connect(self._url, timeout=5)
+        connection = await asyncpg.connect(self._url, timeout=5, connection_class=WatchedConnection)
         lost = asyncio.Event()
 
         def ended(_: object) -> None:
