@@ -56,6 +56,8 @@ class WorkerRows:
         self._clock = clock
         self._instance_id = instance_id
         self._compute_ended = compute_ended
+        self._in_doubt: set[str] = set()
+        """Workers of which rows may have become ours without our knowledge: the store's answer was lost."""
 
     def expect(self, host: RemoteHost, rows: Iterable[Spawn]) -> None:
         """After a restart: rows of a worker that is not linked yet.  They stand until it tells."""
@@ -92,12 +94,18 @@ class WorkerRows:
 
     async def take_over(self, host: RemoteHost) -> None:
         """Look after agents of the worker that nobody who is linked to it looks after."""
+        was_in_doubt = host.worker_id in self._in_doubt
+        self._in_doubt.add(host.worker_id)
         rows = await self._store.take_over_worker_spawns(host.worker_id, self._instance_id, fresh_ms=FRESH_MS)
+        if was_in_doubt:
+            mine = await self._store.spawns(owner=self._instance_id, limit=ROWS_MAX)
+            rows = [row for row in mine if row.worker_id == host.worker_id]
         now = await self._store.database_now() if rows else Instant(0)
         for row in rows:
-            emit(Event.WORKER_TAKEN_OVER, agent_id=row.agent_id, worker_id=host.worker_id, state=row.state)
             if self._spawns.get(row.agent_id) is None:
+                emit(Event.WORKER_TAKEN_OVER, agent_id=row.agent_id, worker_id=host.worker_id, state=row.state)
                 await self._take_up(host, row, now)
+        self._in_doubt.discard(host.worker_id)
 
     def _track(self, row: Spawn, host: RemoteHost, now: Instant) -> None:
         runtime = host.runtime_of(row)

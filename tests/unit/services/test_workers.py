@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import repeat
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from msgspec import structs
@@ -11,7 +11,7 @@ from msgspec import structs
 from kici.config.model import BackendType, LabelSet, ScalerEntry, WarmPool
 from kici.decide.classify import LiveVmSeen, VmStatus
 from kici.domain import knobs
-from kici.domain.errors import KiciError, Retryable
+from kici.domain.errors import KiciError, Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId, ScalerName, scaler_agent_id
 from kici.domain.job import Job, JobStatus
 from kici.domain.resources import Ask, ResourceRequest
@@ -780,6 +780,31 @@ async def test_agents_of_another_coordinator_are_left_alone_until_it_is_gone_and
     assert tracked.spawn.owner_instance_id == HERE
     assert worker.host.owner_of(an_id(7)) == HERE
     assert bench.coordinator.book.total.agents == 1
+    await bench.passes(400)  # its agent never comes
+    worker.is_clean()
+    await bench.is_clean()
+    await worker.leaves()
+
+
+@pytest.mark.parametrize("lost", ["take_over_worker_spawns", "database_now"])
+@benched()
+async def test_agents_are_looked_after_whose_takeover_was_written_and_not_answered(bench: Bench, lost: str) -> None:
+    worker = await a_worker(bench)
+    await an_agent_of_a_peer(bench, worker)
+    calls = []
+
+    async def unanswered(*args: Any, **kwargs: Any) -> Any:
+        answer = await method(*args, **kwargs)
+        if not calls and (await bench.spawns())[0].owner_instance_id == HERE:
+            calls.append(lost)
+            raise StoreDown(f"{lost}: the answer was lost")
+        return answer
+
+    method = getattr(bench.store, lost)
+    setattr(bench.store, lost, unanswered)
+    await bench.passes(100)
+    assert calls == [lost]
+    assert bench.coordinator.spawns.get(an_id(7)) is not None
     await bench.passes(400)  # its agent never comes
     worker.is_clean()
     await bench.is_clean()
