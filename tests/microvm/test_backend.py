@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.microvm.fake_bench import SETTINGS, FakeMicroVmBench, an_order, fake_microvms
 
@@ -312,6 +313,41 @@ async def test_what_is_not_on_this_host_is_not_reclaimed() -> None:
         await bench.addresses.release(an_id(7))
         await spawn(bench)
         assert not await bench.backend.reap_unowned(VM), "tracked machines are owned"
+
+
+@virtual
+async def test_a_machine_whose_guest_was_not_started_yet_is_not_waited_for_after_a_restart() -> None:
+    async with fake_microvms() as bench:
+        path = Path(f"/data/microvms/{an_id(2)}.json")
+        found: list[bytes] = []
+
+        def on_step(vm_id: AgentId, step: str, phase: str) -> None:
+            if (vm_id, step, phase) == (an_id(2), "guest", "do"):
+                found.append(bench.files.contents[path])
+
+        bench.on_step = on_step
+        await bench.restart()
+        for number in (1, 2):
+            await spawn(bench, number)
+        await bench.restart()
+        bench.files.contents[path] = found[0]  # what a kill at that moment leaves
+        assert [one.agent_id for one in await bench.backend.recover(frozenset({VM, an_id(2)}))] == [VM]
+        assert bench.on_host() == {VM}
+
+
+@virtual
+async def test_a_machine_without_a_started_guest_that_resists_does_not_keep_others_from_being_taken_up() -> None:
+    async with fake_microvms() as bench:
+        for number in (1, 2):
+            await spawn(bench, number)
+        await bench.restart()
+        path = Path(f"/data/microvms/{VM}.json")
+        record = msgspec.json.decode(bench.files.contents[path])
+        bench.files.contents[path] = msgspec.json.encode({**record, "is_started": False})
+        bench.host.processes[VM].resists = True
+        found = await bench.backend.recover(frozenset({VM, an_id(2)}))
+        assert [one.agent_id for one in found] == [VM, an_id(2)], "it is there still: whoever tracks it ends it"
+        bench.host.processes[VM].resists = False
 
 
 @virtual

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.microvm.lab import until
+from tests.microvm.lab import Namespace, until
 from tests.microvm.linux_guest import GIVEN, linux_guest
 from tests.microvm.real_bench import vm_host
 from tests.microvm.walker import BENCHES
@@ -49,18 +49,43 @@ async def test_after_kill_9_machines_of_qemu_are_told_apart_as_well(step: str, p
     await is_walked("qemu", step, phase, **{GIVEN: str(linux_guest())})
 
 
+NOT_STARTED = [(step, phase) for step in ("files", "link", "vmm") for phase in ("do", "done")] + [("guest", "do")]
+
+
+@pytest.mark.engine("firecracker")
+@pytest.mark.parametrize(("step", "phase"), NOT_STARTED)
+async def test_after_kill_9_a_machine_whose_guest_was_not_started_is_not_waited_for(step: str, phase: str) -> None:
+    """Its spawn is known to the coordinator, and no agent will come of it."""
+    with vm_host() as (folder, network):
+        killed_at("firecracker", step, phase, folder, network)
+        bench = BENCHES["firecracker"](folder, network)
+        await bench.start()
+        until(lambda: not jailers(folder), what="a jailer that was at work is done")
+        try:
+            found = await bench.backend.recover(frozenset({an_id(1), an_id(2)}))
+            assert [one.agent_id for one in found] == [an_id(1)]
+            assert bench.on_host() == {an_id(1)}, bench.leftovers()
+        finally:
+            await bench.close()
+        assert not bench.on_host(), bench.leftovers()
+
+
+def killed_at(vmm: str, step: str, phase: str, folder: Path, network: Namespace, **env: str) -> None:
+    walker = subprocess.run(
+        (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase, vmm),
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder), **env},  # it cannot tidy up after itself
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert walker.returncode == -signal.SIGKILL, walker.stderr
+
+
 async def is_walked(vmm: str, step: str, phase: str, **env: str) -> None:
     with vm_host() as (folder, network):
-        walker = subprocess.run(
-            (sys.executable, "-m", "tests.microvm.walker", str(folder), network.name, step, phase, vmm),
-            cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(folder), **env},  # it cannot tidy up after itself
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert walker.returncode == -signal.SIGKILL, walker.stderr
+        killed_at(vmm, step, phase, folder, network, **env)
         bench = BENCHES[vmm](folder, network)
         undone: Counter[tuple[AgentId, str]] = Counter()
 

@@ -175,6 +175,7 @@ class MicroVmBackend:
             url=order.orchestrator_url,
             bound_job_id=order.bound_job_id,
             run_id=order.run_id,
+            is_started=False,
         )
         machine = self._machines[order.agent_id] = Machine(
             record=record,
@@ -365,16 +366,28 @@ class MicroVmBackend:
                 self._tools.addresses.restore(record.vm_id, record.guest.address)
         for record in self._reclaimer.mine():
             if record.vm_id in known and record.vm_id not in self._machines:
-                machine = self._found(record)
+                machine = await self._taken_up(record)
                 if machine is not None:
                     found.append(machine.compute())
-                elif not self._tools.vmm.probe(record.place).is_running:
-                    await to_its_end(
-                        self._reclaimer.take_down(record),
-                        seconds=END_SECONDS_MAX,
-                        what=f"clearing microVM {record.vm_id}",
-                    )
         return tuple(found)
+
+    async def _taken_up(self, record: VmRecord) -> Machine | None:
+        """None: it is gone, or was of no use and is now, or nothing proves that what runs there is it."""
+        if not record.is_started:
+            try:
+                await self._clear(record)
+            except KiciError as error:  # it is taken up to be ended later
+                log.warning("vm.left", extra={"kici": {"agent_id": record.vm_id, "error": str(error)}})
+            else:
+                return None
+        machine = self._found(record)
+        if machine is None and not self._tools.vmm.probe(record.place).is_running:
+            await self._clear(record)
+        return machine
+
+    async def _clear(self, record: VmRecord) -> None:
+        what = f"clearing microVM {record.vm_id}"
+        await to_its_end(self._reclaimer.take_down(record), seconds=END_SECONDS_MAX, what=what)
 
     def _found(self, record: VmRecord) -> Machine | None:
         probe = self._tools.vmm.probe(record.place)

@@ -66,6 +66,9 @@ class Machine:
     def has_address(self, address: IPv4Address) -> None:
         self.record = replace(self.record, address=str(address))
 
+    def was_started(self) -> None:
+        self.record = replace(self.record, is_started=True)
+
     def let_go(self) -> None:
         """Stop watching, and give the handle of its process back."""
         for task in self.tasks:

@@ -38,6 +38,8 @@ class VmRecord:
     """None: it was about to get one."""
     bound_job_id: JobId | None = None
     run_id: RunId | None = None
+    is_started: bool = True
+    """Its guest was: before, no agent can come of it.  Records of older versions do not say."""
 
     @property
     def place(self) -> VmPlace:

@@ -233,6 +233,8 @@ class Booted(_Base):
 
     async def do(self, machine: Machine) -> None:
         await self._tools.vmm.boot(spec_of(machine, self._tools, self._records))
+        machine.was_started()
+        self._records.write(machine.record)
 
     async def verify(self, machine: Machine) -> None:
         _must_live(machine)
