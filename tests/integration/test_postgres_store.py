@@ -339,6 +339,8 @@ async def test_a_refused_value_is_a_bug(store: Store) -> None:
 LISTS = {
     # Newest first, as many as asked for.
     Query.JOBS_LISTED: {"jobs_pkey"},
+    # Oldest first, up to a limit.
+    Query.OLDEST_JOBS: {"jobs_pkey"},
     Query.RUNS_LISTED: {"runs_created"},
     Query.ACCESS_LOG: {"access_log_at"},
     # Counted as a whole, from an index alone.
@@ -368,6 +370,7 @@ RIGHT_INDEX = {
     Query.UNROUTABLE_JOBS: {"jobs_unroutable"},
     Query.CLEAR_UNROUTABLE: {"jobs_unroutable", "jobs_id_key"},
     Query.READ_LOG: {"log_chunks_of_job"},
+    Query.PRUNE_CLASSES: {"demand_classes_used", "demand_classes_pkey"},
 }
 
 

@@ -27,6 +27,7 @@ from kici.domain.spawn import Reservation, Spawn, SpawnState
 from kici.ports.addresses import AddressStore
 from kici.ports.event_store import ClaimRows, EventStore, ProvisionStore
 from kici.ports.peers import PeerStore
+from kici.ports.retention import Prunable
 from kici.ports.workers import WorkerStore
 
 
@@ -263,10 +264,6 @@ class JobStore(Protocol):
         """End as `unroutable` the jobs of a class stamped longer ago than `grace_ms`."""
         ...
 
-    async def prune_jobs(self, *, older_than: Instant, limit: int) -> int:
-        """Delete runs that ended before `older_than`, with jobs and output.  How many jobs went."""
-        ...
-
     async def ended_jobs(self, job_ids: Sequence[JobId]) -> frozenset[JobId]:
         """Which of these are over."""
         ...
@@ -455,10 +452,6 @@ class AccessLogStore(Protocol):
 
     async def access_log(self, *, before: Mark | None, limit: int) -> list[AccessRecord]: ...
 
-    async def prune_access_log(self, *, older_than: Instant, limit: int) -> int:
-        """Delete the oldest records from before that time.  How many."""
-        ...
-
 
 class MetaStore(Protocol):
     """Small facts of the installation, such as the fingerprint of the secret key."""
@@ -484,6 +477,7 @@ class Store(
     SettingsStore,
     SecretStore,
     AccessLogStore,
+    Prunable,
     MetaStore,
     Protocol,
 ):

@@ -13,6 +13,7 @@ from kici.kit.ticker import Ticker
 from kici.observe.events import Event, emit
 from kici.observe.metrics import Metrics
 from kici.ports.clock import Clock
+from kici.ports.retention import Prunable
 from kici.services.settings import LiveSettings
 
 TICK_SECONDS: Final = 3600.0
@@ -20,12 +21,6 @@ BATCH: Final = 5000
 BATCHES_MAX: Final = 200
 PAUSE_SECONDS: Final = 0.1
 _DAY_MS: Final = 24 * 3600 * 1000
-
-
-class Prunable(Protocol):
-    async def prune_jobs(self, *, older_than: Instant, limit: int) -> int: ...
-
-    async def prune_access_log(self, *, older_than: Instant, limit: int) -> int: ...
 
 
 class Prune(Protocol):
@@ -55,13 +50,17 @@ class Retention:
             await self._ticker.next()
 
     async def tick(self) -> int:
-        """Delete runs that ended longer ago than the retention time, and old access records.  How many jobs went."""
+        """Delete runs that ended longer ago than the retention time, what only they needed, and old access records.
+
+        How many jobs went.
+        """
         if not self._is_leader():
             return 0
         jobs = await self._prune(RUN_RETENTION_DAYS, self._store.prune_jobs)
         self._metrics.jobs_pruned.inc(jobs)
         if jobs:
             emit(Event.JOBS_PRUNED, jobs=jobs)
+        _ = await self._prune(RUN_RETENTION_DAYS, self._store.prune_classes)
         _ = await self._prune(ACCESS_LOG_RETENTION_DAYS, self._store.prune_access_log)
         return jobs
 

@@ -6,12 +6,17 @@ from typing import Final
 from kici.domain.ids import ClassId, Instant, JobId
 from kici.domain.job import JobStatus, Outcome
 from kici.ports.store import Finished
-from kici.stores.database import Part, Row, Rows
+from kici.stores.database import Params, Part, Row, Rows
 from kici.stores.job_ends import STEPS_OF_END, End, finished
 from kici.stores.query import Query
+from kici.stores.rows import to_json
 
 MARKED_MAX: Final = 5000
 """Rows stamped by one statement; the next probe stamps the next ones."""
+OLD_JOBS_MAX: Final = 10_000
+"""Jobs older than the retention time that are still there, because their runs go on."""
+CLASS_MARGIN_MS: Final = 2 * 86_400_000
+"""The date of a class may be a day behind its last job; the other day is for clocks that differ."""
 
 
 class JobSweeps(Part):
@@ -55,6 +60,15 @@ class JobSweeps(Part):
 
     async def prune_jobs(self, *, older_than: Instant, limit: int) -> int:
         return len(await self._write(Query.PRUNE_JOBS, {"older_than": older_than, "limit": limit}))
+
+    async def prune_classes(self, *, older_than: Instant, limit: int) -> int:
+        rows = await self._database.read(Query.OLDEST_JOBS, {"limit": OLD_JOBS_MAX})
+        held = {row["class_id"] for row in rows if row["created_at"] < older_than}
+        if len(rows) == OLD_JOBS_MAX and rows[-1]["created_at"] < older_than:
+            return 0  # there are more of them than were looked at
+        used_before = older_than - CLASS_MARGIN_MS
+        params: Params = {"used_before": used_before, "held": to_json(sorted(held)), "limit": limit}
+        return len(await self._write(Query.PRUNE_CLASSES, params))
 
     async def _end_all(self, ends: Iterable[End]) -> list[Finished]:
         """One unit; jobs that moved since they were read are left out."""

@@ -1,5 +1,7 @@
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from kici.ports.store import Claim, JobFilter, Store
 from kici.services import retention as module
 from kici.services.retention import Retention
 from kici.services.settings import LiveSettings
+from kici.stores.sqlite.open import open_sqlite
 from kici.testing.builders import AGENT, HERE, a_new_job, a_new_run
 from kici.testing.faulty_store import StoreFaults, faulty
 from kici.testing.sim_clock import SIM_START, SimClock
@@ -21,8 +24,8 @@ DAY_MS = 86_400_000
 
 
 class World:
-    def __init__(self, store: Store) -> None:
-        self.clock = SimClock()
+    def __init__(self, store: Store, clock: SimClock | None = None) -> None:
+        self.clock = clock or SimClock()
         self.store = store
         self.faults = StoreFaults()
         self.metrics = Metrics()
@@ -43,7 +46,7 @@ class World:
         )
 
     async def live_run(self, number: int) -> None:
-        job = a_new_job(f"job-{number}", claimed_by=AGENT)
+        job = a_new_job(f"job-{number}", f"image-{number}", claimed_by=AGENT)
         claim = Claim(agent_id=AGENT, instance_id=HERE, ack_ms=1000)
         await self.store.submit(a_new_run(id=RunId(f"run-{number}")), [job], claim=claim)
 
@@ -77,6 +80,27 @@ async def test_ended_runs_go_after_ninety_days_and_live_ones_stay() -> None:
         assert await world.retention.tick() == 1
         assert await world.left() == {"job-2"}
         assert b"rows_pruned_total 1.0" in world.metrics.render()
+
+
+@virtual
+async def test_demand_classes_of_deleted_jobs_go_too(tmp_path: Path) -> None:
+    """Each image that was ever built and each host that was ever named is one."""
+    clock = SimClock()
+    store = open_sqlite(str(tmp_path / "kici.db"), clock_now=clock.now, inline=True)
+    await store.migrate()
+    world = World(store, clock)
+    await world.live_run(0)
+    most = 0
+    with closing(sqlite3.connect(tmp_path / "kici.db")) as looking:
+        for number in range(1, 250):
+            await world.ended_run(number)
+            world.pass_days(1)
+            await world.retention.tick()
+            ((count,),) = looking.execute("SELECT count(*) FROM demand_classes")
+            most = max(most, count)
+    assert 90 < most <= 95
+    assert (await store.jobs(JobFilter(limit=1000)))[-1].demand.labels == {"image-0"}
+    await store.close()
 
 
 @virtual

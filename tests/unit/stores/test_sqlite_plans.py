@@ -14,6 +14,8 @@ WALKS = {
     # Newest first, as many as asked for.
     Query.JOBS_LISTED: {"SCAN jobs"},
     Query.RUNS_LISTED: {"SCAN runs USING INDEX runs_created"},
+    # Oldest first, up to a limit.
+    Query.OLDEST_JOBS: {"SCAN jobs"},
     # Counted as a whole, from an index alone.
     Query.COUNTS_BY_STATUS: {"SCAN jobs USING COVERING INDEX jobs_by_status"},
     # One step into the index.

@@ -1,5 +1,6 @@
 """Contract cases of `ports.store`: listings, sweeps over waiting jobs, retention, job output."""
 
+import asyncio
 from typing import Final
 
 from kici.domain.ids import ClassId, JobId, OrgId, RunId
@@ -297,6 +298,38 @@ async def forgets_a_run_without_a_trace(store: Store) -> None:
     assert (await ended(store, "a", now=4)).released == ("b",)
 
 
+async def forgets_classes_that_no_job_has(store: Store) -> None:
+    day = 86_400_000
+    for number, id in enumerate("abcd"):
+        await submit(store, a_new_job(id, f"only-{id}"), now=number)
+    for id in "acd":
+        await ended(store, id, FAILURE, now=10)
+    await submit(store, a_new_job("c2", "only-c"), now=5 * day)
+    cutoff = after(4 * day)
+    assert await store.prune_classes(older_than=cutoff, limit=ALL) == 0
+    assert await store.prune_jobs(older_than=cutoff, limit=ALL) == 3
+    assert await store.prune_classes(older_than=after(day), limit=ALL) == 0
+    assert await store.prune_classes(older_than=cutoff, limit=1) == 1
+    assert [await store.prune_classes(older_than=cutoff, limit=ALL) for _ in range(2)] == [1, 0]
+    assert [(await job(store, id)).demand.labels for id in ("b", "c2")] == [{"only-b"}, {"only-c"}]
+    await submit(store, a_new_job("a2", "only-a"), now=6 * day)
+    assert (await job(store, "a2")).demand.labels == {"only-a"}
+
+
+async def keeps_a_class_that_is_submitted_while_it_is_deleted(store: Store) -> None:
+    day = 86_400_000
+    for number in range(20):
+        await submit(store, a_new_job(f"old-{number}", f"only-{number}"), now=0)
+        await ended(store, f"old-{number}", FAILURE, now=1)
+    await store.prune_jobs(older_than=after(4 * day), limit=ALL)
+    async with asyncio.TaskGroup() as group:
+        for number in range(20):
+            group.create_task(submit(store, a_new_job(f"new-{number}", f"only-{number}"), now=5 * day))
+            group.create_task(store.prune_classes(older_than=after(4 * day), limit=2))
+    for number in range(20):
+        assert (await job(store, f"new-{number}")).demand.labels == {f"only-{number}"}
+
+
 def _chunk(job_id: str, offset: int, data: bytes, stream: Stream = Stream.STDOUT) -> NewChunk:
     return NewChunk(job_id=JobId(job_id), stream=stream, offset=offset, data=data)
 
@@ -418,6 +451,8 @@ CASES: Final[tuple[Case, ...]] = (
     ends_as_many_as_it_may,
     forgets_old_runs,
     forgets_a_run_without_a_trace,
+    forgets_classes_that_no_job_has,
+    keeps_a_class_that_is_submitted_while_it_is_deleted,
     keeps_output_byte_for_byte,
     stores_no_gap_and_no_overlap,
     takes_lines_of_the_orchestrator_at_any_offset,

@@ -37,9 +37,26 @@ made_run AS (
         fresh.run_id, :name, :org, 'running', :submitted_by, COALESCE(:now, now_ms()), json_array_length(:jobs::JSON)
     FROM fresh
 ),
+stale AS MATERIALIZED (
+    SELECT id FROM demand_classes
+    WHERE
+        id = ANY (ARRAY(SELECT document.class_id FROM document))
+        AND used_at <= COALESCE(:now, now_ms()) - 86400000
+    ORDER BY id
+    FOR UPDATE
+),
+-- Before the rest is inserted: a class that is just being deleted is either kept by this or made anew.
+touched AS (
+    UPDATE demand_classes SET used_at = COALESCE(:now, now_ms())
+    WHERE id = ANY (ARRAY(SELECT stale.id FROM stale))
+    RETURNING id
+),
 made_classes AS (
-    INSERT INTO demand_classes (id, key, demand)
-    SELECT DISTINCT ON (class_id) class_id, class_key, demand FROM document ORDER BY class_id
+    INSERT INTO demand_classes (id, key, demand, used_at)
+    SELECT DISTINCT ON (class_id) class_id, class_key, demand, COALESCE(:now, now_ms())
+    FROM document
+    WHERE class_id <> ALL (ARRAY(SELECT touched.id FROM touched))
+    ORDER BY class_id
     ON CONFLICT DO NOTHING
 ),
 made_needs AS (
@@ -575,6 +592,22 @@ gone_runs AS (
     DELETE FROM runs WHERE id = ANY (ARRAY(SELECT old.id FROM old))
 )
 SELECT id FROM gone;
+
+-- name: oldest_jobs
+-- Classes of the jobs that were made first.
+SELECT class_id, created_at FROM jobs ORDER BY seq LIMIT :limit;
+
+-- name: prune_classes
+-- Delete demand classes that were not submitted for long and that no job has any more.
+-- One that is submitted meanwhile has another date by the time that its row is free, and stays.
+DELETE FROM demand_classes
+WHERE used_at < :used_before AND id = ANY (ARRAY(
+    SELECT id FROM demand_classes
+    WHERE used_at < :used_before AND id <> ALL (ARRAY(SELECT value::BIGINT FROM json_array_elements_text(:held::JSON)))
+    ORDER BY used_at
+    LIMIT :limit
+))
+RETURNING id;
 
 -- name: ended_jobs
 -- Which of the given jobs are over.

@@ -9,9 +9,15 @@ SELECT :run_id, :name, :org, 'running', :submitted_by, COALESCE(:now, now_ms()),
 WHERE :key IS NULL OR NOT EXISTS (SELECT 1 FROM idempotency_keys WHERE key = :key)
 RETURNING 'run' AS move;
 INSERT INTO idempotency_keys (key, run_id) SELECT :key, :run_id WHERE :key IS NOT NULL;
-INSERT OR IGNORE INTO demand_classes (id, key, demand)
-SELECT json_extract(value, '$.class_id'), json_extract(value, '$.class_key'), json_extract(value, '$.demand')
-FROM json_each(:jobs);
+INSERT INTO demand_classes (id, key, demand, used_at)
+SELECT
+    json_extract(value, '$.class_id'),
+    json_extract(value, '$.class_key'),
+    json_extract(value, '$.demand'),
+    COALESCE(:now, now_ms())
+FROM json_each(:jobs)
+WHERE true
+ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at WHERE used_at <= excluded.used_at - 86400000;
 INSERT INTO jobs (
     id, run_id, name, org, status, class_id, is_needed, created_at, queued_at, expires_at,
     agent_id, owner_instance_id, dispatched_at, ack_deadline, scaler, needs, spec, offers
@@ -496,6 +502,21 @@ DELETE FROM jobs
 WHERE run_id IN (SELECT id FROM runs WHERE finished_at < :older_than ORDER BY finished_at, id LIMIT :limit);
 DELETE FROM runs
 WHERE id IN (SELECT id FROM runs WHERE finished_at < :older_than ORDER BY finished_at, id LIMIT :limit);
+
+-- name: oldest_jobs
+-- Classes of the jobs that were made first.
+SELECT class_id, created_at FROM jobs ORDER BY seq LIMIT :limit;
+
+-- name: prune_classes
+-- Delete demand classes that were not submitted for long and that no job has any more.
+DELETE FROM demand_classes
+WHERE id IN (
+    SELECT id FROM demand_classes
+    WHERE used_at < :used_before AND id NOT IN (SELECT value FROM json_each(:held))
+    ORDER BY used_at
+    LIMIT :limit
+)
+RETURNING id;
 
 -- name: ended_jobs
 -- Which of the given jobs are over.

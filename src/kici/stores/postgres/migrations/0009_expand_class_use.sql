@@ -1,0 +1,3 @@
+-- When a class was last submitted, to a day: one whose jobs have all been deleted can go, too.
+ALTER TABLE demand_classes ADD COLUMN used_at BIGINT NOT NULL DEFAULT now_ms();
+CREATE INDEX demand_classes_used ON demand_classes (used_at);
