@@ -24,6 +24,7 @@ from tests.microvm.real_bench import BRIDGE, SCALER, RealMicroVmBench, a_set
 from kici.adapters.host_commands import HostCommands
 from kici.adapters.ipam import AddressPool, MemoryAddresses
 from kici.decide.microvm import Bridge
+from kici.decide.microvm_firecracker import SOCKET
 from kici.domain.errors import KiciError, Retryable
 from kici.domain.spawn import ScaleDownReason
 from kici.ports.backend import SpawnEventType
@@ -166,6 +167,15 @@ async def _agent_crashes(bench: RealMicroVmBench) -> str:
     return text
 
 
+async def _boot_data_stays(bench: RealMicroVmBench) -> str:
+    """Its coordinator starts no job on it, and takes it down."""
+    (bench.settings.base / "firecracker" / VM / "root" / SOCKET).unlink()
+    with pytest.raises(Retryable) as caught:
+        await bench.backend.boot_data_read(VM)
+    await bench.backend.destroy(VM, ScaleDownReason.SHUTDOWN)
+    return str(caught.value)
+
+
 async def _no_right_to_kill(bench: RealMicroVmBench) -> str:
     pid = bench.vmm_pids()[VM]
     with without_capability(CAP_KILL), pytest.raises(Retryable) as caught:
@@ -264,6 +274,14 @@ FAULTS = (
         r"microVM .* exited",
         story=_agent_crashes,
         heals=True,
+    ),
+    Fault(
+        "what its guest was told cannot be cleared",
+        lambda b: None,
+        r"the metadata of .* could not be emptied",
+        story=_boot_data_stays,
+        heals=True,
+        after="no job starts on it, another machine gets the job; nothing is left",
     ),
     Fault(
         "we have no right to end its process",
