@@ -4,6 +4,7 @@ It outlives its connections, and what its scalers hold outlives it being there: 
 more stays until its last agent is gone.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -61,6 +62,8 @@ class RemoteHost:
         """It is about to stop: it takes no work."""
         self.unexplained: set[AgentId] = set()
         """Agents that it holds and that are not tracked here: other coordinators' or nobody's."""
+        self.settling = asyncio.Lock()
+        """Held by who takes its agents over: one at a time."""
 
     # ------------------------------------------------------------------ for admission
 

@@ -94,6 +94,10 @@ class WorkerRows:
 
     async def take_over(self, host: RemoteHost) -> None:
         """Look after agents of the worker that nobody who is linked to it looks after."""
+        async with host.settling:
+            await self._take_over(host)
+
+    async def _take_over(self, host: RemoteHost) -> None:
         was_in_doubt = host.worker_id in self._in_doubt
         self._in_doubt.add(host.worker_id)
         rows = await self._store.take_over_worker_spawns(host.worker_id, self._instance_id, fresh_ms=FRESH_MS)
