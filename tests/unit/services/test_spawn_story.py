@@ -1,12 +1,15 @@
 """What people read in a job's output about the making of its agent."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from kici.config.model import LabelSet, WarmPool
 from kici.domain.job import Job
-from kici.domain.logs import Stream
+from kici.domain.logs import NewChunk, Stream
 from kici.domain.resources import Ask, ResourceRequest
 from kici.services.spawn_book import STORY_LINES_MAX
+from kici.services.spawn_story import GATHER_SECONDS
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
 from kici.testing.fake_backend import SpawnScript, fails
 
@@ -42,6 +45,28 @@ async def test_slow_progress_is_told_while_it_lasts(bench: Bench) -> None:
     await bench.machine()
     await bench.passes(1)
     assert await story(bench, job) == MADE
+
+
+@benched(a_scaler())
+async def test_lines_of_many_jobs_are_written_together(bench: Bench) -> None:
+    """However their machines are spread over a moment."""
+    writes: list[int] = []
+    append = bench.coordinator.logs._store.append_log
+
+    async def counted(chunks: Sequence[NewChunk]) -> object:
+        writes.append(len({chunk.job_id for chunk in chunks}))
+        return await append(chunks)
+
+    bench.coordinator.logs._store.append_log = counted  # type: ignore[method-assign, assignment]
+    began_at = bench.clock.monotonic()
+    jobs = []
+    for _ in range(14):
+        jobs.append(await bench.submits("linux", queue_timeout_ms=0))
+        await bench.passes(0.04)
+    beats = (bench.clock.monotonic() - began_at) / GATHER_SECONDS + 1
+    await bench.passes(2)
+    assert sum(writes) >= len(jobs)
+    assert len(writes) <= 2 * beats
 
 
 @benched(a_scaler("local", max_agents=1))
