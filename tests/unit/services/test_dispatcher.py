@@ -1,15 +1,27 @@
 """Jobs and agents find each other: who gets which job, in what order, and what a slow or lost answer costs."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Final
 
 import pytest
 
+from kici.config.model import LabelSet, WarmPool
 from kici.domain import knobs
 from kici.domain.ids import DEFAULT_ORG, JobId, OrgId
 from kici.domain.job import Job, JobStatus
+from kici.domain.resources import Ask, ResourceRequest
+from kici.stores.database import Rows, Step
+from kici.stores.sqlite.engine import Inline
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_request, a_scaler, benched
 from kici.wire.messages import CloseCode, JobCancel, JobDispatch, JobStart
+
+CPU: Final = ResourceRequest(requests=Ask(cpus=1.0))
+LINK_SECONDS_MAX: Final = 0.020
+"""Of one message of the simulated link."""
+BESIDE: Final = (["beat"], ["put_capacity"])
+"""Written by others meanwhile: nobody waits for it."""
 
 
 async def finishes(bench: Bench, agent: BenchAgent) -> JobId:
@@ -26,6 +38,34 @@ async def still_works(bench: Bench, agent: BenchAgent) -> None:
 
 
 # --- who gets what
+
+
+@benched(
+    a_scaler(label_sets=(LabelSet(labels=("linux", "x64"), resources=CPU),), warm_pool=WarmPool(enabled=True, size=1))
+)
+async def test_a_warm_hand_off_waits_for_two_commits_and_three_messages_and_nothing_else(bench: Bench) -> None:
+    """Claimed where it is inserted, offered, acknowledged, started: no clock decides when."""
+    written: list[list[str]] = []
+    unit = Inline.unit
+
+    async def counted(database: Inline, steps: Sequence[Step]) -> list[Rows] | None:
+        written.append([step.query.value for step in steps])
+        return await unit(database, steps)
+
+    loop = asyncio.get_running_loop()
+    for number in range(20):
+        agent = await bench.made(number)
+        await bench.passes()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Inline, "unit", counted)
+            began = loop.time()
+            job = await bench.submits("linux")
+            assert await agent.starts() == job.id
+        assert loop.time() - began < 3 * LINK_SECONDS_MAX + 0.01
+        assert [queries for queries in written if queries not in BESIDE] == [["submit_run"], ["start_job"]]
+        written.clear()
+        agent.ends(job.id)
+        agent.leaves()
 
 
 @benched()
