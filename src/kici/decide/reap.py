@@ -6,7 +6,7 @@ provision is counts from when it was asked for and from nothing that a later ado
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kici.domain.ids import InstanceId, Instant
@@ -39,10 +39,11 @@ class ReapWindows:
     """Pause before a scale-down that was not delivered is sent again."""
     claim_retention_ms: int
 
-    @property
-    def grace_ms(self) -> int:
-        """Out of sight for less than this is a blink.  The setting is shared with others, for whom less is harmless."""
-        return reap_grace_ms(self.flap_grace_ms)
+    grace_ms: int = field(init=False)
+    """Out of sight for less than this is a blink.  The setting is shared with others, for whom less is harmless."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grace_ms", reap_grace_ms(self.flap_grace_ms))  # once, not for each candidate
 
     @property
     def outcome_retention_ms(self) -> int:

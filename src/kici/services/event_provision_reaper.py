@@ -165,8 +165,9 @@ class EventProvisionReaper:
     ) -> list[tuple[ReapCandidate, Condemn | Drop]]:
         """Those that are to end now, each with the verdict."""
         due: list[tuple[ReapCandidate, Condemn | Drop]] = []
+        seen_at = self._clock.monotonic()
         for candidate in candidates:
-            absent_ms = self._absent_ms(candidate.agent_id)
+            absent_ms = self._absent_ms(candidate.agent_id, seen_at)
             decided = verdict(candidate, me=self._instance_id, absent_ms=absent_ms, now=now, windows=windows)
             if not candidate.owner_instance_id and candidate.adopted_by is None:
                 self._warn_of(candidate)
@@ -247,9 +248,8 @@ class EventProvisionReaper:
         self._absent_since.clear()
         self._publish(0)
 
-    def _absent_ms(self, agent_id: AgentId) -> int:
+    def _absent_ms(self, agent_id: AgentId, now: float) -> int:
         """How long it was out of sight, as seen from here: the first look starts the clock, to be seen ends it."""
-        now = self._clock.monotonic()
         return round((now - self._absent_since.setdefault(agent_id, now)) * 1000)
 
     def _was_tried(self, agent_id: AgentId, windows: ReapWindows) -> bool:

@@ -25,6 +25,8 @@ from kici.stores.rows import clean_text, strings_from, to_json
 from kici.stores.spawns import Spawns, reservation_params, spawn_params
 
 INSERT_TRIES_MAX: Final = 3
+_STATES: Final = {str(state): state for state in SpawnState}
+"""Many rows are read at once, and calling the enum is the dearest part of each."""
 
 
 class Provisions(Spawns):
@@ -219,7 +221,7 @@ def _candidate_from(row: Row) -> ReapCandidate:
     return ReapCandidate(
         agent_id=row["agent_id"],
         scaler=row["scaler_name"],
-        state=SpawnState(row["state"]),
+        state=_STATES[row["state"]],
         owner_instance_id=row["owner_instance_id"],
         adopted_by=row["adopted_by"],
         spawned_at=row["spawned_at"],
