@@ -10,12 +10,15 @@ never meant for its platform.
 Close codes are the protocol's; this layer may not import the wire, and a test compares them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kici.decide.prune import EVENT
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.ids import AgentId, Instant, TokenId, is_scaler_agent
 from kici.domain.labels import ROLES, canonical, outside_scope, role_labels
+from kici.domain.spawn import Spawn, SpawnState
 
 PRIVILEGED_ROOT_LABEL: Final = "kici:privileged:root"
 
@@ -180,3 +183,12 @@ def _check_record(claimant: Claimant, token: AgentToken | None, known: Known) ->
 
 def _denied(reason: str) -> Refuse:
     return Refuse(close_code=AUTH_FAILED, reason=reason)
+
+
+def may_be_elsewhere(spawn: Spawn | None, connection_number: int, jobs: Sequence[object]) -> bool:
+    """Whether the store may know more of a scaler's agent than its maker's memory (`spawn`; None: we did not make it).
+
+    One that is being booted as far as we know, but lists jobs or was connected, was at another coordinator first.
+    """
+    came_before = connection_number > 1 or bool(jobs)
+    return spawn is None or spawn.backend_type == EVENT or (spawn.state is SpawnState.BOOTING and came_before)

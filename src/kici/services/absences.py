@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
 from kici.decide.dispatch import (
     Await,
@@ -24,7 +24,7 @@ from kici.decide.dispatch import (
     triage,
 )
 from kici.domain.errors import StoreDown
-from kici.domain.ids import AgentId
+from kici.domain.ids import AgentId, Instant
 from kici.domain.job import Job, JobStatus, Outcome
 from kici.domain.spawn import ScaleDownReason
 from kici.observe.events import Event, emit
@@ -63,11 +63,17 @@ class Absence:
     """Held while its jobs are settled: the agent is not let in before that ends, or both would move its jobs."""
 
 
+class Store(JobStore, Protocol):
+    """What settling reads and writes."""
+
+    async def database_now(self) -> Instant: ...
+
+
 class Absences:
     def __init__(
         self,
         *,
-        store: JobStore,
+        store: Store,
         dispatcher: Dispatcher,
         lifecycle: JobLifecycle,
         clock: Clock,
@@ -240,6 +246,9 @@ class Absences:
                 return await self._dispatcher.requeue(job, reason=reason) is not None
             case Recover(job_id=job_id, deadline=deadline):
                 emit(Event.JOB_RECOVERING, job_id=job_id, agent_id=absence.agent_id, grace_ms=absence.grace_ms)
+                left_ms = deadline - self._clock.now()
+                # If we die meanwhile, another coordinator judges by the clock of the store.
+                deadline = Instant(await self._store.database_now() + left_ms)
                 return await self._store.recover_job(job_id, absence.agent_id, deadline=deadline)
             case End(job_id=job_id, status=status, reason=reason):
                 return await self._lifecycle.end(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Never, Protocol
 
 from kici.domain.errors import StoreDown
-from kici.domain.ids import InstanceId, Instant
+from kici.domain.ids import InstanceId, Instant, is_scaler_agent
 from kici.domain.job import STARTED, Job, JobStatus, Outcome
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -42,8 +42,9 @@ class AbsentInstances:
         lifecycle: JobLifecycle,
         clock: Clock,
         instance_id: InstanceId,
-        grace_ms: Callable[[], int],
+        grace_ms: Callable[[bool], int],
     ) -> None:
+        """`grace_ms(made by a scaler)`: how long an agent may take to come to another coordinator."""
         self._store = store
         self._elector = elector
         self._dispatcher = dispatcher
@@ -95,7 +96,8 @@ class AbsentInstances:
             if job.status is JobStatus.DISPATCHED:
                 await self._dispatcher.requeue(job, reason=f"coordinator {instance_id} is gone")
             elif job.status in STARTED and job.recovery_deadline is None:
-                deadline = Instant(self._clock.now() + self._grace_ms())
+                # By the clock that will judge it: ours may differ.
+                deadline = Instant(await self._store.database_now() + self._grace_ms(is_scaler_agent(job.agent_id)))
                 await self._store.recover_job(job.id, job.agent_id, deadline=deadline)
         if silent_ms >= SPAWNS_SILENT_MS:
             forgotten = await self._store.forget_spawns_of(instance_id)

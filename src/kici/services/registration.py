@@ -34,6 +34,7 @@ from kici.decide.registration import (
     LiveConnection,
     Refuse,
     admit_agent,
+    may_be_elsewhere,
 )
 from kici.domain.agent import AgentFacts, AgentSession
 from kici.domain.errors import StoreDown
@@ -171,7 +172,7 @@ class Registration:
         agent_id = AgentId(message.agent_id)
         spawn = self._computes.record_of(agent_id)
         try:
-            if is_scaler_agent(agent_id) and (spawn is None or spawn.backend_type == EVENT):
+            if is_scaler_agent(agent_id) and may_be_elsewhere(spawn, message.connection_number, message.in_flight_jobs):
                 spawn = await self._recorded(agent_id, spawn)
             held = await self._held(agent_id, spawn)
             judged = self._judge(connection, message, spawn, held)

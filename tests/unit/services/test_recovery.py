@@ -14,7 +14,7 @@ from kici.domain.spawn import SpawnState
 from kici.observe.events import Event
 from kici.ports.store import Claim
 from kici.testing.bench_agent import BenchAgent
-from kici.testing.builders import HERE, a_reservation, a_session, a_spawn
+from kici.testing.builders import HERE, a_reservation, a_session, a_spawn, an_instance
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
 from kici.testing.fake_backend import SpawnScript
 from kici.wire.messages import JobCancel
@@ -262,6 +262,26 @@ async def test_jobs_and_spawns_of_another_coordinator_are_left_alone(bench: Benc
     assert [row.agent_id for row in await bench.spawns()] == [far_away]
     assert not bench.coordinator.book.reservations
     assert bench.coordinator.spawns.get(far_away) is None
+
+
+@pytest.mark.parametrize("skew_ms", [-600_000, 600_000])
+def test_an_agent_of_a_coordinator_that_died_has_its_grace_by_the_clock_of_the_store(skew_ms: int) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        bench.clock.skew_ms = skew_ms
+        job = await bench.submits("windows", queue_timeout_ms=0)
+        far_away = AgentId("far-away")
+        await bench.store.beat(an_instance(id=PEER))
+        await bench.store.claim_job(job.id, Claim(agent_id=far_away, instance_id=PEER, ack_ms=10_000_000))
+        await bench.store.start_job(job.id, far_away)
+        await bench.passes(110)
+        assert await bench.status(job) is JobStatus.RECOVERING
+        await bench.passes(80)  # more than one that was made may take
+        assert await bench.status(job) is JobStatus.RECOVERING
+        await bench.passes(60)
+        assert await bench.status(job) is JobStatus.FAILED
+
+    scenario()
 
 
 @pytest.mark.spec("scaler 20.6.4")

@@ -3,17 +3,20 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from kici.apps.surface import surface_of
 from kici.config.model import LabelSet
 from kici.domain import knobs
-from kici.domain.ids import AgentId, JobId
+from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import JobStatus
 from kici.domain.platform import Arch, Os, Platform
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
 from kici.observe.events import Event
+from kici.ports.store import Claim
 from kici.testing.bench_agent import BenchAgent
+from kici.testing.builders import a_session
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
 from kici.wire.messages import AgentStatus, CloseCode, JobCancel, JobDispatch, JobStart, JobVerdict, RegisterAck
 
@@ -458,6 +461,40 @@ async def test_an_agent_that_drains_says_so_again_when_it_is_back(bench: Bench) 
     await bench.ended(job)
     await bench.submits("linux")
     await agent.is_left_alone(seconds=15)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_agent_that_ran_its_job_at_another_coordinator_first_keeps_it_when_it_comes_to_its_maker(
+    listed: bool,
+) -> None:
+    @benched(a_scaler())
+    async def scenario(bench: Bench) -> None:
+        job, other = await bench.submits("linux"), await bench.submits("linux")
+        agent = await bench.booted()
+        assert (await bench.spawns())[0].bound_job_id == job.id
+        there = a_session(
+            agent_id=agent.agent_id,
+            instance_id=InstanceId("instance-b"),
+            scaler=ScalerName("local"),
+            backend_type="bare-metal",
+            incarnation="run-1",
+            connection_number=1,
+        )
+        claim = Claim(agent_id=agent.agent_id, instance_id=there.instance_id, ack_ms=10_000)
+        assert await bench.store.register_agent(there, needs_spawn=True, bound=claim) is not None
+        await bench.store.start_job(job.id, agent.agent_id)
+        await agent.authenticates()
+        jobs = [(job.id, "running")] if listed else []
+        said = agent.registration(*jobs)
+        agent.says(structs.replace(said, incarnation="run-1", connection_number=2))
+        ack = await agent.hears(RegisterAck)
+        assert verdicts(ack) == [(job.id, "resume")] * listed
+        await bench.passes(1)
+        assert not agent.all(JobDispatch) or not listed
+        assert await bench.status(job) is (JobStatus.RUNNING if listed else JobStatus.FAILED)
+        assert (await bench.job(other)).agent_id != agent.agent_id
+
+    scenario()
 
 
 # --- while the coordinator drains
