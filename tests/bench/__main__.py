@@ -83,8 +83,8 @@ KNOWN = (
     Known("reconnect storm of 10000", "-", "<= 30 s"),
     Known("jobs lost in the storm", "-", "0"),
     Known("RSS with 2000 connected agents", "-", "<= 150 MB"),
-    Known("read 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
-    Known("read 1000 scalers x 1 sets", "-", "<= 800 ms"),
+    Known("load, check and reload 100 scalers x 10 sets", "100-120 ms", "<= 150 ms"),
+    Known("load, check and reload 1000 scalers x 1 sets", "-", "<= 800 ms"),
 )
 
 
