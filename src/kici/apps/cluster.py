@@ -25,6 +25,7 @@ from kici.services.hand_over import HandOver
 from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
 from kici.services.reload import ReloadReport
+from kici.services.strays import Strays
 
 RELOAD_SECONDS: Final = 30.0
 STATUS_SECONDS: Final = 2.0
@@ -76,6 +77,14 @@ class Cluster:
         one.jobs.remote = cancels
         self._ask_around(acts)
         self._join()
+        self.strays = Strays(
+            store=given.store,
+            spawns=one.spawns,
+            teardown=one.teardown,
+            is_known=lambda agent_id: one.registry.get(agent_id) is not None or agent_id in one.absences,
+            clock=given.clock,
+            instance_id=one.instance_id,
+        )
         self.absent_instances = AbsentInstances(
             store=given.store,
             elector=one.elector,
@@ -159,6 +168,7 @@ class Cluster:
         supervisor.service("hand-over", self.hand_over.run)
         supervisor.service("peer-requests", self.requests.run)
         supervisor.service("own-rows", self.own_rows.run)
+        supervisor.service("strays", self.strays.run)
         supervisor.service("absent-instances", self.absent_instances.run)
 
     def _watches(self, job: Job) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Never, Protocol
 
-from kici.domain.ids import InstanceId, Instant, TokenId
+from kici.domain.ids import AgentId, InstanceId, Instant, TokenId
 from kici.domain.peer import Capacity, PeerRequest
 
 
@@ -68,6 +68,10 @@ class PeerStore(Protocol):
 
     async def revoked_session_tokens(self, instance_id: InstanceId, *, limit: int) -> list[TokenId]:
         """Revoked tokens of agents connected to this instance."""
+        ...
+
+    async def strays(self, instance_id: InstanceId, *, limit: int, now: Instant | None = None) -> list[AgentId]:
+        """Agents of this instance's local spawns that have registered, are connected nowhere, and hold no job."""
         ...
 
     async def forget_spawns_of(self, instance_id: InstanceId, *, now: Instant | None = None) -> int:

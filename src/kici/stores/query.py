@@ -167,6 +167,7 @@ class Query(StrEnum):
     REVOKE_JOIN_TOKEN = "revoke_join_token"
     REVOKE_WORKER = "revoke_worker"
     REVOKED_SESSION_TOKENS = "revoked_session_tokens"
+    STRAYS = "strays"
     RUN = "run"
     RUN_OF_KEY = "run_of_key"
     RUNS_LISTED = "runs_listed"

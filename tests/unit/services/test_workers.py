@@ -791,7 +791,7 @@ async def test_agents_of_another_coordinator_are_left_alone_until_it_is_gone_and
 async def test_agents_are_looked_after_whose_takeover_was_written_and_not_answered(bench: Bench, lost: str) -> None:
     worker = await a_worker(bench)
     await an_agent_of_a_peer(bench, worker)
-    calls = []
+    calls: list[str] = []
 
     async def unanswered(*args: Any, **kwargs: Any) -> Any:
         answer = await method(*args, **kwargs)

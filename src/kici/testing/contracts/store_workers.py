@@ -219,6 +219,24 @@ async def spares_agents_that_went_on_elsewhere_or_hold_jobs(store: Store) -> Non
     assert await _owned(store, THERE) == [3]
 
 
+async def names_agents_that_are_connected_nowhere(store: Store) -> None:
+    other = InstanceId("instance-c")
+    await store.beat(an_instance(id=other), now=after(0))
+    for number in range(5):
+        await _spawned(store, number, owner=HERE, worker_id=None if number % 2 else W1)
+    for number in range(1, 5):  # the first is still booting
+        session = a_session(agent_id=agent(number), connection_id=ConnectionId(f"c{number}"), instance_id=other)
+        assert await store.register_agent(session, needs_spawn=True, bound=None, now=after(1))
+        if number != 4:
+            assert await store.release_agent(agent(number), session.connection_id)
+    await queued(store, "held")
+    assert await store.claim_job(JobId("held"), a_claim(agent(3), other), now=after(1))
+    assert await store.strays(HERE, limit=ALL, now=after(119_999)) == [agent(1), agent(2)]
+    assert await store.strays(HERE, limit=1, now=after(119_999)) == [agent(1)]
+    assert await store.strays(HERE, limit=ALL, now=after(120_000)) == [agent(1), agent(2), agent(4)]
+    assert await store.strays(THERE, limit=ALL, now=after(0)) == []
+
+
 CASES: Final[tuple[Case, ...]] = (
     trades_a_join_token_once,
     takes_a_join_token_back,
@@ -233,4 +251,5 @@ CASES: Final[tuple[Case, ...]] = (
     lets_one_of_many_take_over,
     spares_agents_of_workers_when_their_owner_is_forgotten,
     spares_agents_that_went_on_elsewhere_or_hold_jobs,
+    names_agents_that_are_connected_nowhere,
 )

@@ -47,6 +47,23 @@ FROM agent_sessions JOIN agent_tokens ON agent_tokens.id = agent_sessions.token_
 WHERE agent_sessions.instance_id = :instance_id AND agent_tokens.revoked_at IS NOT NULL
 LIMIT :limit;
 
+-- name: strays
+-- Agents that an instance made, that have registered, are connected to no instance that lives, and hold no job.
+SELECT spawns.agent_id FROM scaler_spawning_agents AS spawns
+WHERE spawns.owner_instance_id = :instance_id AND spawns.backend_type <> 'event' AND spawns.state = 'registered'
+    AND NOT EXISTS (
+        SELECT 1 FROM agent_sessions
+        JOIN cluster_instances ON cluster_instances.instance_id = agent_sessions.instance_id
+        WHERE agent_sessions.agent_id = spawns.agent_id
+            AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM jobs
+        WHERE jobs.agent_id = spawns.agent_id AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
+    )
+ORDER BY spawns.agent_id
+LIMIT :limit;
+
 -- name: forget_reservations_of
 -- Reservations of the local spawns of an instance that `forget_spawns_of` deletes.
 DELETE FROM scaler_reservations
