@@ -369,6 +369,7 @@ class Coordinator:
     async def recover(self) -> None:
         """Before agents are accepted."""
         await self.settings.view()
+        await self.cluster.peers.look()  # agents of one that is cut off right after its start need a way out, too
         await self.recovery.computes()
 
     async def start(self) -> None:

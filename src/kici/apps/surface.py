@@ -31,6 +31,7 @@ from kici.services.machine_pools import cap_text
 from kici.services.registry import ConnectedAgent
 from kici.services.scaler_runtime import ScalerRuntime
 from kici.services.spawn_book import TrackedSpawn
+from kici.web.scaler_rows import once_each
 from kici.web.surface import (
     AgentRow,
     Check,
@@ -183,14 +184,14 @@ class _Scalers:
         self._coordinator = coordinator
 
     async def status(self) -> list[ScalerRow]:
-        """Of all coordinators that answer; one's own first."""
+        """Of all coordinators that answer, and of their workers; one's own first."""
         cluster = self._coordinator.cluster
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(cluster.scalers_of(other), name=f"scalers of {other}")
                 for other in sorted(cluster.peers.others)
             ]
-        return [*self.own(), *(row for task in asked for row in _rows(task.result()))]
+        return once_each([*self.own(), *(row for task in asked for row in _rows(task.result()))])
 
     def own(self) -> list[ScalerRow]:
         return [self._row(runtime) for runtime in self._coordinator.manager.fleet.runtimes.values()]
@@ -238,10 +239,11 @@ class _Scalers:
         idle = "retiring" if is_retiring else "backoff" if deferred else "ready"
         state = "draining" if coordinator.drain.closed else idle
         ready, target = coordinator.pools.of_scaler(runtime.name)
+        host = runtime.elsewhere
         return ScalerRow(
             name=runtime.name,
             type=runtime.backend.type,
-            instance_id=coordinator.instance_id,
+            instance_id=coordinator.instance_id if host is None else InstanceId(host.worker_id),
             state=state,
             label_sets=tuple(
                 entry.label_set for entry in coordinator.manager.fleet.router.entries if entry.scaler == runtime.name

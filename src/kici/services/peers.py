@@ -83,12 +83,16 @@ class PeerView:
             await self._clock.sleep(LOOK_SECONDS)
 
     async def tick(self) -> None:
-        """Tell what changed, and look."""
+        """Look, and tell what changed: one that can read, but not write, still knows where the others are."""
+        await self.look()
         mine = self._capacity()
         now = self._clock.monotonic()
         if mine != self._told or now - self._told_at >= PRESENT_MS / 1000 / 2:
             await self._store.put_capacity(self._instance_id, mine)
             self._told, self._told_at = mine, now
+
+    async def look(self) -> None:
+        """Who else is there, remembered until the next look that succeeds."""
         self._others = await self._store.capacities(
             except_instance_id=self._instance_id, present_ms=PRESENT_MS, limit=PEERS_MAX
         )

@@ -144,6 +144,7 @@ class ScalerRow:
     name: str
     type: str
     instance_id: InstanceId
+    """Whose host it is on: a coordinator's or a worker's."""
     state: str
     """`ready`, `backoff`, `draining` or `retiring`."""
     label_sets: tuple[tuple[str, ...], ...]

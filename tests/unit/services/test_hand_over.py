@@ -84,6 +84,21 @@ async def test_agents_of_a_coordinator_that_lost_the_database_are_with_the_other
 
 @pytest.mark.spec("D4")
 @clouded(a_scaler(), nodes=2)
+async def test_a_coordinator_that_loses_the_database_at_once_knows_from_its_start_where_the_other_is(
+    bench: CloudBench,
+) -> None:
+    first, second = bench.nodes
+    await bench.passes(5)
+    await first.is_killed()
+    await first.starts()
+    first.faults.is_down = True  # before any of its services looked around
+    await bench.passes(5)
+    assert first.coordinator.cluster.hand_over.addresses() == [first.url, second.url]
+    first.faults.is_down = False
+
+
+@pytest.mark.spec("D4")
+@clouded(a_scaler(), nodes=2)
 async def test_an_agent_that_was_handed_over_and_came_back_goes_on(bench: CloudBench) -> None:
     first = bench.nodes[0]
     job, agent = await at_work(bench)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from msgspec import structs
 
+from kici.apps.surface import surface_of
 from kici.config.model import BackendType, LabelSet, ScalerEntry, WarmPool
 from kici.decide.classify import LiveVmSeen, VmStatus
 from kici.domain import knobs
@@ -73,6 +74,13 @@ async def restarts(bench: Bench, *workers: BenchWorker, down_seconds: float = 2.
 
 
 # --- work
+
+
+@benched()
+async def test_scalers_of_a_worker_are_shown_as_on_its_host(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    shown = await surface_of(bench.coordinator, version="test", stop=lambda keep: None).scalers.status()
+    assert [(row.name, row.instance_id) for row in shown] == [("w1/linux", worker.worker_id)]
 
 
 @pytest.mark.spec("D5")
