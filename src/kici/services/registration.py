@@ -5,7 +5,7 @@ Who may register is decided by `decide.registration`, what becomes of jobs that 
 job, so the job waits for exactly this agent however old other waiting jobs are.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, assert_never
@@ -94,8 +94,8 @@ class Computes(Protocol):
 
     def reclaim(self, agent_id: AgentId) -> None: ...
 
-    def jobs_given(self, agent_id: AgentId) -> int:
-        """How many jobs this coordinator gave to the agent."""
+    def jobs_given(self, agent_id: AgentId, held: Sequence[Job]) -> int:
+        """How many jobs the agent was given, as far as is known here, those that it holds included."""
         ...
 
 
@@ -120,8 +120,8 @@ class NoComputes:
     def reclaim(self, agent_id: AgentId) -> None:
         pass
 
-    def jobs_given(self, agent_id: AgentId) -> int:
-        return 0
+    def jobs_given(self, agent_id: AgentId, held: Sequence[Job]) -> int:
+        return len(held)
 
 
 @dataclass(slots=True)
@@ -231,7 +231,7 @@ class Registration:
         registered: Registered,
         held: list[Job],
     ) -> None:
-        given = max(self._computes.jobs_given(session.agent_id), len(held))
+        given = self._computes.jobs_given(session.agent_id, held)
         agent = _connected(connection, message, session, spawn, given=given)
         older = self._registry.get(agent.agent_id)
         if older is not None and older.seat.opened_at > connection.opened_at:

@@ -5,7 +5,7 @@ in `decide`; a spawn under way is `spawner`'s, one that ends is `teardown`'s.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -366,12 +366,17 @@ class ScalerManager:
         """An agent was told of a job."""
         tracked = self._spawns.get(agent_id)
         if tracked is not None:
-            tracked.jobs_given += 1
+            tracked.gives(job.id)
             self._stories.belongs(tracked, job)
 
-    def jobs_given(self, agent_id: AgentId) -> int:
+    def jobs_given(self, agent_id: AgentId, held: Sequence[Job]) -> int:
+        """How many jobs it was given, those that it holds included: of a claim it may not have been told yet."""
         tracked = self._spawns.get(agent_id)
-        return 0 if tracked is None else tracked.jobs_given
+        if tracked is None:
+            return len(held)
+        for job in held:
+            tracked.gives(job.id)
+        return tracked.jobs_given
 
     def gave_back(self, agent_id: AgentId, job_id: JobId) -> None:
         """An agent's job returned to the queue.  If it was the one that the agent was made for, it has no purpose."""

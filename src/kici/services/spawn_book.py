@@ -31,7 +31,8 @@ class TrackedSpawn:
     """Its end was asked for before the row was written: it ends as soon as it is."""
     is_ending: bool = False
     jobs_given: int = 0
-    """Jobs that its agent was told of by this coordinator."""
+    """Jobs that its agent was given, as far as this coordinator knows."""
+    given_last: JobId | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_LINES_MAX))
     """What happened to it and was not told yet."""
     story_of: JobId | None = None
@@ -48,6 +49,12 @@ class TrackedSpawn:
     @property
     def agent_id(self) -> AgentId:
         return self.spawn.agent_id
+
+    def gives(self, job_id: JobId) -> None:
+        """Its agent has this job: counted once, whether it was told of it or is found to hold it."""
+        if job_id != self.given_last:
+            self.jobs_given += 1
+            self.given_last = job_id
 
     @property
     def is_booting(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from kici.apps.surface import surface_of
-from kici.config.model import LabelSet
+from kici.config.model import LabelSet, Reuse
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import JobStatus
@@ -461,6 +461,27 @@ async def test_an_agent_that_drains_says_so_again_when_it_is_back(bench: Bench) 
     await bench.ended(job)
     await bench.submits("linux")
     await agent.is_left_alone(seconds=15)
+
+
+@benched(a_scaler(max_agents=1, reuse=Reuse(idle_seconds=600.0, max_jobs=2)))
+async def test_a_job_that_a_reused_agent_was_told_of_only_after_its_return_counts(bench: Bench) -> None:
+    first = await bench.submits("linux")
+    agent = await bench.made()
+    assert await agent.starts() == first.id
+    gate = bench.traps.hold("claim_oldest", done=True)
+    second, third = await bench.submits("linux"), await bench.submits("linux")
+    agent.ends(first.id)
+    await gate.reached()
+    agent.cut()
+    await bench.passes()
+    await agent.registers()
+    assert await agent.starts() == second.id
+    gate.open()
+    await bench.passes(1)
+    agent.ends(second.id)
+    await bench.ended(second)
+    await bench.passes(1)
+    assert (await bench.job(third)).agent_id != agent.agent_id
 
 
 @pytest.mark.parametrize("listed", [True, False])
