@@ -41,6 +41,8 @@ class TrackedSpawn:
     is_being_told: bool = False
     task: asyncio.Task[None] | None = None
     """The spawn under way."""
+    deadline: asyncio.Timeout | None = None
+    """Of the spawn under way; lifted when its agent is there, whatever its backend still waits for."""
 
     def __post_init__(self) -> None:
         if self.story_of is None:
@@ -92,6 +94,8 @@ class SpawnBook:
     def registered(self, tracked: TrackedSpawn, at: Instant) -> None:
         tracked.spawn = replace(tracked.spawn, state=SpawnState.REGISTERED, registered_at=at)
         tracked.is_settled = True
+        if tracked.deadline is not None and not tracked.deadline.expired():
+            tracked.deadline.reschedule(None)
 
     def ending(self, tracked: TrackedSpawn, reason: str) -> None:
         """It serves its job no longer."""

@@ -316,6 +316,7 @@ class Spawner:
         limit = asyncio.timeout(deadline_ms / 1000)
         try:
             async with limit:
+                tracked.deadline = limit
                 if job is not None and job.spec.image is not None:
                     container = await self._images.resolve(job, in_image=tracked.spawn.job_image)
                     order = replace(order, container=container)
@@ -324,6 +325,8 @@ class Spawner:
             if limit.expired():
                 raise Retryable(f"scaler spawn timed out after {deadline_ms} ms") from error
             raise
+        finally:
+            tracked.deadline = None
 
     def _no_room(self, tracked: TrackedSpawn, error: WorkerFull) -> None:
         """Other coordinators fill the worker, too: no failure of anybody.  Its job is offered again."""

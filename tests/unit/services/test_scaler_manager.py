@@ -384,6 +384,20 @@ async def test_a_spawn_that_hangs_is_called_off_at_the_deadline_and_its_place_is
     assert len(bench.coordinator.spawns) == 1
 
 
+@benched(a_scaler("local", max_agents=1), settings={DEADLINE: 20_000})
+async def test_a_spawn_whose_agent_is_there_already_has_no_deadline_any_more(bench: Bench) -> None:
+    bench.backends["local"].scripts = iter([SpawnScript(settle_seconds=60.0)])
+    job = await bench.submits("linux")
+    agent = await bench.made(0)
+    assert await agent.starts() == job.id
+    await bench.passes(40)
+    assert await bench.status(job) is JobStatus.RUNNING
+    assert not bench.told(Event.SPAWN_FAILED)
+    await bench.passes(40)
+    agent.ends(job.id)
+    assert (await bench.ended(job)).status is JobStatus.SUCCESS
+
+
 @pytest.mark.spec("scaler 11.3.3")
 @benched(a_scaler("local", max_agents=1), settings={DEADLINE: 20_000})
 async def test_what_a_backend_raises_after_the_deadline_does_not_hide_it(bench: Bench) -> None:

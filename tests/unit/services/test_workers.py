@@ -511,6 +511,25 @@ async def test_a_worker_that_vanishes_while_agents_boot_gives_their_jobs_to_othe
 
 
 @benched()
+async def test_a_worker_that_vanishes_before_it_answers_costs_nothing_once_the_agent_is_there(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    worker.backends["linux"].scripts = repeat(SpawnScript(settle_seconds=5.0))
+    job, agent = await a_running_job(bench)
+    worker.cut_off()
+    await bench.passes(60)
+    assert not bench.told(Event.SPAWN_FAILED)
+    worker.reaches(bench.coordinator.workers.links)
+    await worker.is_linked()
+    await bench.passes(20)
+    assert await bench.status(job) is JobStatus.RUNNING
+    await comes_to_its_end(bench, job, agent)
+    await bench.passes(10)
+    worker.is_clean()
+    await bench.is_clean()
+    await worker.leaves()
+
+
+@benched()
 async def test_a_link_that_only_looks_open_is_noticed_by_both_sides(bench: Bench) -> None:
     worker = await a_worker(bench)
     worker.dialer.wires[-1].half_open()

@@ -143,6 +143,9 @@ class RemoteBackend:
             if agent.ended_how is not None:
                 raise DeterministicRefusal(agent.ended_how)
         except KiciError as error:
+            if isinstance(error, Unanswered) and agent.registered and not agent.is_unwanted:
+                agent.state = ComputeState.RUNNING  # its agent came: the answer was lost, not the order
+                return _compute(agent)
             self._failed(agent, error)
             raise
         except BaseException as error:
