@@ -1,10 +1,13 @@
 """Who may do what: roles, permissions, and the record of what was done."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kici.domain.errors import Denied
 from kici.domain.ids import Instant, TokenId
+from kici.domain.secret import SecretRef
 
 
 class Role(StrEnum):
@@ -83,6 +86,14 @@ class Actor:
         if self.secret_contexts is None:
             return self.role is not Role.SUBMITTER
         return context in self.secret_contexts
+
+    def check_secrets(self, refs: Iterable[SecretRef]) -> None:
+        """Raise `Denied` if one of these is not for its jobs to name."""
+        for ref in sorted(refs, key=str):
+            if ref.is_reserved:
+                raise Denied(f"secret {ref}: contexts of the form __name__ are reserved")
+            if not self.may_use_context(ref.context):
+                raise Denied(f"{self.name} may not use secrets of context {ref.context!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

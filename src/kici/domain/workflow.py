@@ -120,6 +120,13 @@ def webhook_of(registration: Registration) -> Webhook:
     return Webhook(url=document.url, secret=parse_secret_ref(document.secret), timeout_seconds=document.timeout_seconds)
 
 
+def secrets_of(registration: Registration) -> frozenset[SecretRef]:
+    """The stored secrets that it names."""
+    if registration.kind is RegistrationKind.WEBHOOK:
+        return frozenset({webhook_of(registration).secret})
+    return _run(registration.ref, registration.document, registration.events[0]).secret_refs()
+
+
 def run_for(registration: Registration, event: StoredEvent) -> SubmitRun:
     """The run that an event starts.  Raises `Faulty` for a stored document that this version cannot read."""
     request = _run(registration.ref, registration.document, event.name)

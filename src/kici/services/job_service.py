@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from kici.domain.access import Actor
 from kici.domain.document import JobRequest, SubmitRun
-from kici.domain.errors import Conflict, Denied, NoCapacity, NotFound, StoreDown
+from kici.domain.errors import Conflict, NoCapacity, NotFound, StoreDown
 from kici.domain.ids import Instant, JobId, OrgId, RunId
 from kici.domain.job import TERMINAL, Job, JobStatus, NewJob, NewRun, Run, RunStatus
 from kici.domain.paging import Mark
@@ -69,7 +69,7 @@ class JobService:
 
         `NoCapacity` when the queue is full; `Denied` for secrets of contexts that the actor may not use.
         """
-        self._check_contexts(request, actor)
+        actor.check_secrets(request.secret_refs())
         await self._check_depth(len(request.jobs))
         self._arriving += len(request.jobs)
         try:
@@ -184,13 +184,6 @@ class JobService:
         if self.remote is not None:
             await self.remote.cancelled(run_id, job_id, moved, force=force, reason=reason)
         return moved
-
-    def _check_contexts(self, request: SubmitRun, actor: Actor) -> None:
-        for ref in request.secret_refs():
-            if ref.is_reserved:
-                raise Denied(f"secret {ref}: contexts of the form __name__ are reserved")
-            if not actor.may_use_context(ref.context):
-                raise Denied(f"{actor.name} may not use secrets of context {ref.context!r}")
 
     async def _check_depth(self, adding: int) -> None:
         now = self._clock.monotonic()

@@ -12,7 +12,15 @@ from kici.domain.event import SCALE_UP, EventId, Payload, StoredEvent, sealing_p
 from kici.domain.ids import DEFAULT_ORG, JobId, OrgId, RunId
 from kici.domain.job import Demand, Job, JobStatus
 from kici.domain.secret import SecretRef
-from kici.domain.workflow import EVENT_CONTEXT, Registration, RegistrationKind, jobs_of, read_workflow, run_for
+from kici.domain.workflow import (
+    EVENT_CONTEXT,
+    Registration,
+    RegistrationKind,
+    jobs_of,
+    read_workflow,
+    run_for,
+    secrets_of,
+)
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.event_store import EventStore
@@ -49,7 +57,8 @@ class Workflows:
     async def apply(self, raw: object, actor: Actor) -> Registration:
         """Take a document over, in place of the one with the same ref.
 
-        Raises `Faulty`, or `Misconfigured` for a provisioning job that could only run on what it provisions.
+        Raises `Faulty`, `Misconfigured` for a provisioning job that could only run on what it provisions, or `Denied`
+        for secrets that the actor's own jobs may not name.
         """
         ref, kind, events = read_workflow(raw)
         assert isinstance(raw, dict)
@@ -63,6 +72,7 @@ class Workflows:
             applied_by=actor.name,
             updated_at=self._clock.now(),
         )
+        actor.check_secrets(secrets_of(registration))
         await self._store.put_registration(registration)
         emit(Event.WORKFLOW_APPLIED, ref=ref, kind=kind, events=list(events), by=actor.name)
         return registration

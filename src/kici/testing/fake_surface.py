@@ -12,7 +12,7 @@ from kici.adapters.clock import RealClock
 from kici.domain.access import AccessRecord, Actor, ApiToken, Role
 from kici.domain.agent import AgentKind, AgentToken
 from kici.domain.document import SubmitRun
-from kici.domain.errors import Conflict, Denied, KiciError, Misconfigured, NotFound
+from kici.domain.errors import Conflict, KiciError, Misconfigured, NotFound
 from kici.domain.ids import AgentId, Instant, JobId, OrgId, RunId, TokenId
 from kici.domain.job import TERMINAL, Job, JobStatus, Run, RunStatus
 from kici.domain.knobs import SettingRow
@@ -61,9 +61,7 @@ class FakeJobs:
     async def submit(self, request: SubmitRun, actor: Actor, idempotency_key: str | None) -> Submitted:
         if self.refusal is not None:
             raise self.refusal
-        for ref in request.secret_refs():
-            if not actor.may_use_context(ref.context):
-                raise Denied(f"{actor.name} may not use secrets of context {ref.context}")
+        actor.check_secrets(request.secret_refs())
         if idempotency_key in self.keys:
             return replace(self.keys[idempotency_key or ""], created=False)
         self.requests.append(request)

@@ -212,11 +212,14 @@ async def revoke_agent_token(call: Call) -> None:
 
 
 def _ref(call: Call) -> SecretRef:
+    """The secret that is asked for; `Denied` to tokens that are limited to other contexts."""
     try:
-        return parse_secret_ref(f"{call.part('context')}:{call.part('key')}")
+        ref = parse_secret_ref(f"{call.part('context')}:{call.part('key')}")
     except ValueError as error:
         message = "context and key are 1 to 128 letters, digits, dots, underscores and hyphens"
         raise Faulty([Fault("$", message)]) from error
+    call.actor.check_secrets([ref])
+    return ref
 
 
 def _org(call: Call) -> OrgId:
@@ -228,8 +231,13 @@ def _no_secret(call: Call) -> NotFound:
 
 
 async def list_secrets(call: Call) -> SecretList:
+    """Of the contexts that the token may use."""
     rows = await call.surface.secrets.secrets(_org(call))
-    views = [SecretView(context=row.ref.context, key=row.ref.key, updated_at=moment(row.updated_at)) for row in rows]
+    views = [
+        SecretView(context=row.ref.context, key=row.ref.key, updated_at=moment(row.updated_at))
+        for row in rows
+        if call.actor.may_use_context(row.ref.context)
+    ]
     return SecretList(items=views)
 
 
@@ -381,6 +389,7 @@ ROUTES: Final = (
         method=_POST,
         path=f"{ADMIN}/rotate-key",
         needs=Permission.KEY_ROTATE,
+        unscoped=True,
         act=rotate_key,
         summary="Seal all secrets by the key that the coordinator was started with.",
         tag=_TAG,

@@ -1,5 +1,7 @@
 """Events of jobs and people: matched, limited, delivered, retried, given up."""
 
+from dataclasses import replace
+
 import pytest
 
 from kici.domain.errors import Denied, Misconfigured, NoCapacity, NotFound, Permanent, Retryable
@@ -53,6 +55,28 @@ async def test_an_event_runs_the_workflows_that_subscribe(bench: CloudBench) -> 
     assert run is not None
     assert run.submitted_by == "workflow acme/deploy"
     assert await rows(bench) == [("acme/deploy", EventState.PROCESSED)]
+
+
+JOB = DEPLOY["jobs"]["tell"]  # type: ignore[index]  # as it stands above
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {**DEPLOY, "jobs": {"tell": {**JOB, "secrets": {"TOKEN": "registry:token"}}}},
+        {**DEPLOY, "jobs": {"tell": {**JOB, "secrets": {"TOKEN": "__event__:evt-1.claimCode"}}}},
+        {"ref": "acme/hook", "on": ["deployed"], "webhook": {"url": "https://acme.example", "secret": "registry:hook"}},
+    ],
+    ids=["a job", "another event's", "a webhook"],
+)
+@clouded()
+async def test_a_workflow_names_no_secret_that_its_author_may_not_use(
+    bench: CloudBench, document: dict[str, object]
+) -> None:
+    workflows = bench.node.coordinator.events.workflows
+    with pytest.raises(Denied):
+        await workflows.apply(document, replace(SOMEBODY, secret_contexts=frozenset({"deploy"})))
+    assert document["ref"] not in {each.ref for each in await workflows.workflows()}
 
 
 @pytest.mark.spec("H9")

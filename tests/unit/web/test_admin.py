@@ -211,6 +211,29 @@ async def test_listing_secrets_never_returns_values(client: Client) -> None:
     assert (await client.delete(path, headers=OWNER)).status == 404
 
 
+async def test_a_token_for_some_contexts_only_sees_and_changes_no_others(client: Client, fake: FakeSurface) -> None:
+    limited = replace(fake.tokens.api["owner"], name="limited", secret_contexts=frozenset({"deploy"}))
+    fake.tokens.api["limited"] = limited
+    as_limited = {"Authorization": "Bearer limited"}
+    for context in ("deploy", "registry"):
+        made = await client.put(f"{ADMIN}/secrets/{context}/token", json={"value": "hunter2"}, headers=OWNER)
+        assert made.status == 204
+    listed = await (await client.get(f"{ADMIN}/secrets", headers=as_limited)).json()
+    assert [row["context"] for row in listed["items"]] == ["deploy"]
+    for context, status in (("deploy", 200), ("registry", 403)):
+        path = f"{ADMIN}/secrets/{context}/token"
+        assert (await client.post(f"{path}/reveal", headers=as_limited)).status == status
+    path = f"{ADMIN}/secrets/registry/token"
+    denied = await client.put(path, json={"value": "other"}, headers=as_limited)
+    assert (denied.status, (await denied.json())["detail"]) == (
+        403,
+        "limited may not use secrets of context 'registry'",
+    )
+    assert (await client.delete(path, headers=as_limited)).status == 403
+    assert (await client.post(f"{ADMIN}/rotate-key", headers=as_limited)).status == 403
+    assert (await (await client.post(f"{path}/reveal", headers=OWNER)).json())["value"] == "hunter2"
+
+
 @pytest.mark.parametrize("path", ["a b/key", "deploy/k%2fey", "déploy/key"])
 async def test_a_secret_has_a_plain_name(client: Client, path: str) -> None:
     response = await client.put(f"{ADMIN}/secrets/{path}", json={"value": "x"}, headers=OWNER)
