@@ -140,7 +140,7 @@ def test_a_scaler_that_refuses_is_deferred_before_its_capacity_is_offered_again(
 
 def test_a_pool_counts_what_is_being_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WarmPoolManager, "_in_flight", lambda *_: Counter())
-    found = first_violation(plans(*range(6), odds={"slow-boot": 1.0}, warm_agents=2, agents_max=20))
+    found = first_violation(plans(*range(6, 12), odds={"slow-boot": 1.0}, warm_agents=2, agents_max=20))
     assert "warm agents are being made" in found
 
 
