@@ -105,7 +105,7 @@ def test_a_blink_is_no_reason_to_remove_a_machine(monkeypatch: pytest.MonkeyPatc
     plans = clouded(*range(4), every={"cut": 0.3}, link_seconds=(0.5, 1.0))
     plans = [replace(plan, settings={**plan.settings, knobs.SCALER_REAP_INTERVAL_MS.name: 5000}) for plan in plans]
     assert first_violation(plans) == ""
-    monkeypatch.setattr(reap.ReapWindows, "grace_ms", 0)
+    monkeypatch.setattr(reap, "reap_grace_ms", lambda *_: 0)
     assert "given up while its agent was well" in first_violation(plans)
 
 
