@@ -181,11 +181,21 @@ class Dispatcher:
     async def offer_again(self, agent: ConnectedAgent, job: Job) -> None:
         """Tell an agent that came back of the job that it holds and does not know."""
         told = await self._store.offer_again(Offer(job.id, agent.agent_id, job.offers), ack_ms=self._ack_ms(job.org))
-        if told is None or self._registry.get(agent.agent_id) is not agent:
-            return  # it moved meanwhile, or the agent is gone again: its funnel sees to the job
+        if self._registry.get(agent.agent_id) is not agent:
+            return  # it is gone again: its funnel sees to the job
+        if told is None:
+            await self._free_if_moved(agent, job.id)
+            return
         agent.jobs[job.id] = told
         emit(Event.JOB_DISPATCHED, job_id=job.id, agent_id=agent.agent_id, attempt=job.attempts + 1)
         agent.seat.send(JobDispatch(job_id=job.id, run_id=job.run_id, name=job.name))
+
+    async def _free_if_moved(self, agent: ConnectedAgent, job_id: JobId) -> None:
+        """A job that the agent held a moment ago is no offer of its any more."""
+        held = await self._store.held_jobs(agent.agent_id)
+        if job_id not in {job.id for job in held}:
+            self._registry.take_back(agent, job_id)
+            await self.drain(agent)
 
     def rest(self, agent: ConnectedAgent) -> None:
         """Ask an agent for no job until it ends one or says how it is, or a while has passed."""

@@ -381,7 +381,10 @@ class ScalerManager:
     def gave_back(self, agent_id: AgentId, job_id: JobId) -> None:
         """An agent's job returned to the queue.  If it was the one that the agent was made for, it has no purpose."""
         tracked = self._spawns.get(agent_id)
-        if tracked is not None and tracked.spawn.bound_job_id == job_id:
+        if tracked is None:
+            return
+        tracked.gets_back(job_id)
+        if tracked.spawn.bound_job_id == job_id:
             self._teardown.let_go(tracked, ScaleDownReason.SHUTDOWN)
 
     def reclaim(self, agent_id: AgentId) -> None:

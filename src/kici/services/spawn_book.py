@@ -58,6 +58,12 @@ class TrackedSpawn:
             self.jobs_given += 1
             self.given_last = job_id
 
+    def gets_back(self, job_id: JobId) -> None:
+        """The job that it was given last returned to the queue before it began."""
+        if job_id == self.given_last:
+            self.jobs_given -= 1
+            self.given_last = None
+
     @property
     def is_booting(self) -> bool:
         return self.spawn.state is SpawnState.BOOTING and not self.is_ending

@@ -6,10 +6,11 @@ import pytest
 from msgspec import structs
 
 from kici.apps.surface import surface_of
-from kici.config.model import LabelSet, Reuse
+from kici.config.model import LabelSet, Reuse, WarmPool
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import JobStatus
+from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.platform import Arch, Os, Platform
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
@@ -412,6 +413,30 @@ async def test_an_offered_job_that_the_agent_never_saw_is_offered_again(bench: B
     wire.cut()
     assert await agent.starts() == job.id
     assert (await bench.job(job)).attempts == 1
+
+
+WARM = WarmPool(enabled=True, size=1, idle_timeout_seconds=600.0)
+CPU = ResourceRequest(requests=Ask(cpus=1.0), limits=Ask(cpus=1.0))
+
+
+@benched(a_scaler(label_sets=(LabelSet(labels=("warm",), resources=CPU),), max_agents=1, warm_pool=WARM))
+async def test_an_agent_whose_offer_was_returned_while_it_came_back_is_free(bench: Bench) -> None:
+    agent = await bench.made()
+    claimed = bench.traps.hold("submit", done=True)
+    offered_again = bench.traps.hold("offer_again", done=False)
+    async with asyncio.TaskGroup() as group:
+        submission = group.create_task(bench.submits("warm"))
+        await claimed.reached()
+        agent.cut()
+        returning = group.create_task(agent.registers())
+        await offered_again.reached()
+        claimed.open()
+        await bench.passes()
+        offered_again.open()
+        await returning
+    assert await agent.starts() == submission.result().id
+    agent.ends(submission.result().id)
+    assert (await bench.ended(submission.result())).status is JobStatus.SUCCESS
 
 
 @benched()
