@@ -10,7 +10,6 @@ from kici.config.model import LabelSet, Reuse, WarmPool
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import JobStatus
-from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.platform import Arch, Os, Platform
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
