@@ -160,7 +160,7 @@ def test_no_file_at_all_means_processes_of_this_host() -> None:
         (Host("win32", "AMD64"), {"windows", "x64"}, {"windows"}),
         (Host("linux", "riscv64"), {"linux", "riscv64"}, set()),
     ],
-    ids=str,
+    ids=lambda value: value.machine if isinstance(value, Host) else "-".join(sorted(value)),
 )
 def test_without_a_file_labels_say_what_the_host_is(host: Host, labels: set[str], gate: set[str]) -> None:
     (routable,) = routables(default_scalers(host), host)
