@@ -250,6 +250,20 @@ async def test_a_sweep_spares_agents_of_other_coordinators() -> None:
 
 
 @virtual
+async def test_a_sweep_spares_agents_whose_takeover_is_not_answered_yet() -> None:
+    async with linked() as bench:
+        other = Other()
+        bench.host.attach(other)
+        bench.host.ordered(other, strange_order("r1", 7))
+        await asyncio.sleep(1)
+        async with asyncio.TaskGroup() as group:
+            taken = group.create_task(bench.backend.recover(frozenset({an_id(7)})))
+            swept = group.create_task(bench.backend.cleanup_orphans(frozenset()))
+        assert (len(taken.result()), swept.result()) == (1, 0)
+        assert bench.on_host() == {an_id(7)}
+
+
+@virtual
 async def test_a_worker_that_was_given_up_is_asked_for_nothing() -> None:
     async with linked() as bench:
         await spawned(bench, 1)

@@ -11,6 +11,7 @@ from typing import Final, Never
 from kici.decide.elect import Term, pause_seconds, term_of
 from kici.domain.errors import StoreDown
 from kici.domain.ids import InstanceId
+from kici.domain.instance import Lease
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
@@ -39,6 +40,7 @@ class Elector:
         self._instance_id = instance_id
         self._ttl_seconds = ttl_seconds
         self._term: Term | None = None
+        self._has_resigned = False
 
     def term(self) -> Term | None:
         """The term in which this coordinator leads; None: it does not, or can no longer be sure."""
@@ -58,6 +60,8 @@ class Elector:
 
     async def tick(self) -> bool:
         """One attempt to take or renew the lease.  Whether this coordinator leads."""
+        if self._has_resigned:
+            return False
         asked_at = self._clock.monotonic()
         before = self._term
         try:
@@ -68,6 +72,9 @@ class Elector:
         if lease is None:
             self._lost(before)
             return False
+        if self._has_resigned:  # while the store was asked
+            await self._release(lease)
+            return False
         self._term = term_of(
             lease, asked_at=asked_at, ttl_seconds=self._ttl_seconds, margin_seconds=self._ttl_seconds * MARGIN
         )
@@ -76,12 +83,15 @@ class Elector:
         return True
 
     async def resign(self) -> None:
-        """A clean stop: another may lead at once."""
+        """A clean stop: another may lead at once, and this one never again."""
+        self._has_resigned = True
         term, self._term = self._term, None
-        if term is None:
-            return
+        if term is not None:
+            await self._release(term.lease)
+
+    async def _release(self, lease: Lease) -> None:
         with sits_out_outages("resignation"):
-            await self._store.release_lease(term.lease)
+            await self._store.release_lease(lease)
 
     def _lost(self, before: Term | None) -> None:
         self._term = None

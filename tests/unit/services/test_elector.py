@@ -1,5 +1,7 @@
 """Leadership: one trusted leader at a time, tokens that only grow, and no trust beyond the term."""
 
+import asyncio
+
 import pytest
 
 from kici.decide.elect import pause_seconds, term_of
@@ -11,6 +13,7 @@ from kici.testing.faulty_store import StoreFaults, faulty
 from kici.testing.seeded_entropy import SeededEntropy
 from kici.testing.sim_clock import SimClock
 from kici.testing.sim_store import a_store
+from kici.testing.store_traps import Traps, trapped
 from kici.testing.virtual_time import virtual
 
 
@@ -55,6 +58,25 @@ async def test_resigning_lets_another_lead_at_once() -> None:
         first, second = elector(store, "a", clock), elector(store, "b", clock)
         await first.tick()
         await first.resign()
+        assert not first.is_leader
+        assert await second.tick()
+
+
+@virtual
+async def test_who_resigned_takes_no_lease_that_it_had_asked_for() -> None:
+    clock = SimClock()
+    async with a_store(clock) as store:
+        traps = Traps()
+        first, second = elector(trapped(store, traps), "a", clock), elector(store, "b", clock)
+        assert await first.tick()
+        gate = traps.hold("acquire_lease", done=True)
+        async with asyncio.TaskGroup() as group:
+            late = group.create_task(first.tick())
+            await gate.reached()
+            await first.resign()
+            gate.open()
+        assert not late.result()
+        assert not await first.tick()
         assert not first.is_leader
         assert await second.tick()
 

@@ -111,6 +111,8 @@ class RemoteBackend:
         self._agents: dict[AgentId, _Tracked] = {}
         self._doubtful: set[AgentId] = set()
         """Not tracked any more, and perhaps there."""
+        self._asked_for: frozenset[AgentId] = frozenset()
+        """Being taken over: the worker may hold them for us already, and the answer be on its way."""
         self._tails: dict[AgentId, list[str]] = {}
         self._tailing: set[AgentId] = set()
 
@@ -184,10 +186,14 @@ class RemoteBackend:
 
     async def recover(self, known: frozenset[AgentId]) -> tuple[Compute, ...]:
         unknown = sorted(known - self._agents.keys())
-        answer = await self._look(
-            lambda request_id: RecoverAgents(request_id=request_id, scaler=self._scaler, known=tuple(unknown)),
-            f"look for {len(unknown)} agents",
-        )
+        self._asked_for |= frozenset(unknown)
+        try:
+            answer = await self._look(
+                lambda request_id: RecoverAgents(request_id=request_id, scaler=self._scaler, known=tuple(unknown)),
+                f"look for {len(unknown)} agents",
+            )
+        finally:
+            self._asked_for -= frozenset(unknown)
         found = [self._track(held) for held in answer.agents]
         return tuple(_compute(agent) for agent in found)
 
@@ -202,7 +208,7 @@ class RemoteBackend:
         """A worker that is away is compared when it comes back."""
         if not self._channel.is_linked:
             return 0
-        kept = tuple(sorted(owned | self._agents.keys() | self._doubtful))
+        kept = tuple(sorted(owned | self._agents.keys() | self._doubtful | self._asked_for))
         answer = await self._look(
             lambda request_id: SweepOrphans(request_id=request_id, scaler=self._scaler, owned=kept), "look for orphans"
         )
