@@ -135,11 +135,8 @@ class SimCoordinator:
         life.freeze(seconds)
         for url in (self.url, self.workers_url):
             network.darken(url, loses=False)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            for url in (self.url, self.workers_url):
-                network.lighten(url)
+            asyncio.get_running_loop().call_later(seconds, network.lighten, url)  # also if nobody waits for it any more
+        await asyncio.sleep(seconds)
 
     @property
     def is_ready(self) -> bool:

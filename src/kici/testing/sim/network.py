@@ -14,6 +14,8 @@ WORKERS: Final = "/worker"
 """Ends the address at which a coordinator lets workers in."""
 CONNECT_SECONDS_MAX: Final = 10.0
 """After which an agent gives up an attempt that nobody answers."""
+CONNECT_TRIES: Final = 10
+"""How often its kernel says hello meanwhile: who stood still, or was cut off, may answer a later one."""
 
 
 class Listener(Protocol):
@@ -40,8 +42,11 @@ class Network:
         if url == ANYBODY:
             doors = sorted(there for there in self.listeners if not there.endswith(WORKERS))
             url = self._entropy.choice(doors or [url])
-        if self.is_black_hole or url in self.dark:
-            await asyncio.sleep(CONNECT_SECONDS_MAX)
+        for _ in range(CONNECT_TRIES):
+            if not self.is_black_hole and url not in self.dark:
+                break
+            await asyncio.sleep(CONNECT_SECONDS_MAX / CONNECT_TRIES)
+        else:
             raise ConnectionError(f"cannot connect to {url}: timed out")
         listener = self.listeners.get(url)
         if listener is None:
