@@ -140,7 +140,7 @@ class WorkerRows:
             self._compute_ended(row.agent_id, f"worker {host.name} holds it no longer")
 
     async def let_go(self) -> None:
-        """Forget what another coordinator has taken over."""
+        """Forget what another coordinator has taken over or ended."""
         tracked = [one for one in self._spawns if one.spawn.worker_id is not None and one.is_written]
         if not tracked:
             return
@@ -148,7 +148,9 @@ class WorkerRows:
         for one in tracked:
             if one.agent_id not in mine and not one.is_ending:
                 row = await self._store.spawn(one.agent_id)
-                if row is not None and row.owner_instance_id != self._instance_id:
+                if row is None:  # whoever had it before us has ended it
+                    self._teardown.begin(one, ScaleDownReason.SHUTDOWN)
+                elif row.owner_instance_id != self._instance_id:
                     emit(Event.SPAWN_LEFT, agent_id=one.agent_id, scaler=one.runtime.name, to=row.owner_instance_id)
                     await self._teardown.forget(one, ScaleDownReason.SHUTDOWN, error=None, ends=False)
 

@@ -850,6 +850,17 @@ async def test_a_row_of_a_coordinator_that_is_gone_whose_agent_is_gone_too_is_se
 
 
 @benched()
+async def test_an_agent_that_another_coordinator_has_ended_is_not_kept(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    _, agent = await a_running_job(bench)
+    assert await bench.store.delete_spawn(agent.agent_id)
+    await bench.passes(15)
+    assert bench.coordinator.spawns.get(agent.agent_id) is None
+    assert bench.coordinator.book.total.agents == 0
+    worker.is_clean()
+
+
+@benched()
 async def test_agents_that_another_coordinator_has_taken_over_are_let_go(bench: Bench) -> None:
     worker = await a_worker(bench)
     job, agent = await a_running_job(bench)
