@@ -49,6 +49,7 @@ class SimCloud:
         self.machines: dict[AgentId, CloudMachine] = {}
         """Those that exist."""
         self.cut_off: set[str] = set()
+        self._removed: set[AgentId] = set()
         """Coordinators that cannot reach it."""
         self.is_kind = False
         """Faults have stopped."""
@@ -87,7 +88,8 @@ class SimCloud:
         agent_id = AgentId(up.agent_id)
         machine = self.machines[agent_id] = CloudMachine(up)
         is_known = self._rules.machine_made(agent_id, _order(up))
-        if is_known and self.happens("cloud-never-boots"):
+        # One that is made again after its removal is only found by itself, or by an inventory.
+        if is_known and agent_id not in self._removed and self.happens("cloud-never-boots"):
             self._place.trace.count("cloud machine never boots")
             return  # nobody but us knows of it: it is removed because its row is there
         machine.yet_to_boot = 2 if self.happens("cloud-boots-twice") else 1
@@ -102,6 +104,7 @@ class SimCloud:
         machine = self.machines.pop(agent_id, None)
         if machine is None:
             return
+        self._removed.add(agent_id)
         self._rules.torn_down(agent_id, reason)
         for agent in list(machine.agents):
             agent.crash("its machine was removed")
