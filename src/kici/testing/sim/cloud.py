@@ -49,8 +49,8 @@ class SimCloud:
         self.machines: dict[AgentId, CloudMachine] = {}
         """Those that exist."""
         self.cut_off: set[str] = set()
-        self._removed: set[AgentId] = set()
         """Coordinators that cannot reach it."""
+        self._removed: set[AgentId] = set()
         self.is_kind = False
         """Faults have stopped."""
 
