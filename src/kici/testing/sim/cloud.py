@@ -50,7 +50,7 @@ class SimCloud:
         """Those that exist."""
         self.cut_off: set[str] = set()
         """Coordinators that cannot reach it."""
-        self._removed: set[AgentId] = set()
+        self._made: set[AgentId] = set()
         self.is_kind = False
         """Faults have stopped."""
 
@@ -88,8 +88,10 @@ class SimCloud:
         agent_id = AgentId(up.agent_id)
         machine = self.machines[agent_id] = CloudMachine(up)
         is_known = self._rules.machine_made(agent_id, _order(up))
-        # One that is made again after its removal is only found by itself, or by an inventory.
-        if is_known and agent_id not in self._removed and self.happens("cloud-never-boots"):
+        is_first = agent_id not in self._made
+        self._made.add(agent_id)
+        # One that is made again after it had gone is only found by itself, or by an inventory.
+        if is_known and is_first and self.happens("cloud-never-boots"):
             self._place.trace.count("cloud machine never boots")
             return  # nobody but us knows of it: it is removed because its row is there
         machine.yet_to_boot = 2 if self.happens("cloud-boots-twice") else 1
@@ -104,7 +106,6 @@ class SimCloud:
         machine = self.machines.pop(agent_id, None)
         if machine is None:
             return
-        self._removed.add(agent_id)
         self._rules.torn_down(agent_id, reason)
         for agent in list(machine.agents):
             agent.crash("its machine was removed")
