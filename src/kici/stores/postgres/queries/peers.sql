@@ -57,10 +57,13 @@ WHERE spawns.owner_instance_id = :instance_id AND spawns.backend_type <> 'event'
         WHERE agent_sessions.agent_id = spawns.agent_id
             AND cluster_instances.last_beat_at > COALESCE(:now, now_ms()) - 120000
     )
-    AND NOT EXISTS (
-        SELECT 1 FROM jobs
-        WHERE jobs.agent_id = spawns.agent_id AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
-    )
+    AND (
+        SELECT jobs.id FROM jobs
+        WHERE jobs.agent_id BETWEEN spawns.agent_id AND spawns.agent_id
+            AND jobs.status IN ('dispatched', 'running', 'recovering', 'cancelling')
+        ORDER BY jobs.agent_id, jobs.seq
+        LIMIT 1
+    ) IS NULL
 ORDER BY spawns.agent_id
 LIMIT :limit;
 
