@@ -221,10 +221,13 @@ class WorkerLinks:
         """This coordinator will not have us as we are."""
         emit(Event.WORKER_REFUSED, url=url, reason=reason)
         had_credential = self._keys.credential() is not None
-        may_join = self._keys.join_token() is not None and not self._token_is_spent
+        # An attempt to join that was answered to nobody may have been carried out after the one that we go by.
+        is_outdated = had_credential and reason == "Invalid proof"
+        may_join = self._keys.join_token() is not None and (is_outdated or not self._token_is_spent)
         self._refusals.setdefault(url, []).append(reason)
         if had_credential and may_join and not self._is_seated_anywhere():
             self._keys.keep(None)  # the token may make us a worker again
+            self._token_is_spent = False
             del self._refusals[url]
             return
         if not had_credential:

@@ -32,6 +32,7 @@ from kici.wire.worker_messages import (
     DestroyAgent,
     SpawnAgent,
     WorkerHello,
+    WorkerJoin,
     WorkerLeaving,
     WorkerMessage,
     WorkerProof,
@@ -899,6 +900,21 @@ async def test_a_join_token_makes_one_worker(bench: Bench) -> None:
     await first.is_linked()
     for worker in (first, second):
         await worker.leaves()
+
+
+@benched()
+async def test_an_attempt_to_join_that_is_carried_out_late_does_not_lock_the_worker_out(bench: Bench) -> None:
+    worker = await a_worker(bench)
+    assert worker.keys.token is not None
+    hello = WorkerHello(worker_id=worker.worker_id, name="w1", nonce="x")
+    late = WorkerJoin(token=worker.keys.token)
+    judged = await bench.coordinator.workers.credentials.judge(hello, late, nonce="n", remote="10.0.0.1")
+    assert not isinstance(judged, NotAdmitted)
+    worker.dialer.cut()
+    await bench.passes(20)
+    await worker.is_linked()
+    assert worker.given_up == []
+    await worker.leaves()
 
 
 @pytest.mark.spec("T4.2")
