@@ -25,7 +25,7 @@ from kici.decide.dispatch import (
 )
 from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, Instant
-from kici.domain.job import Job, JobStatus, Outcome
+from kici.domain.job import Job, Outcome
 from kici.domain.spawn import ScaleDownReason
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
@@ -39,10 +39,6 @@ PAUSED_SECONDS: Final = 5.0
 """Without a look for so long, though there is one every second, this program stood still: nobody could come back."""
 SETTLE_TRIES: Final = 3
 """Jobs may move between look and write (a cancel); so often it is looked again."""
-ENDS_FROM: Final = {
-    JobStatus.FAILED: frozenset({JobStatus.RUNNING, JobStatus.RECOVERING}),
-    JobStatus.CANCELLED: frozenset({JobStatus.CANCELLING}),
-}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -251,12 +247,8 @@ class Absences:
                 deadline = Instant(await self._store.database_now() + left_ms)
                 return await self._store.recover_job(job_id, absence.agent_id, deadline=deadline)
             case End(job_id=job_id, status=status, reason=reason):
-                return await self._lifecycle.end(
-                    job_id,
-                    Outcome(status=status, reason=reason),
-                    agent_id=absence.agent_id,
-                    from_statuses=ENDS_FROM[status],
-                )
+                outcome = Outcome(status=status, reason=reason)
+                return await self._lifecycle.end_lost(job_id, outcome, agent_id=absence.agent_id)
             case _:
                 assert_never(command)
 

@@ -20,6 +20,10 @@ from kici.wire.messages import JobCancel, JobStart, JobStatusAck, JobStatusRepor
 
 DRAINING: Final = "draining"
 """The reason with which an agent declines a job for good."""
+_ENDS_FROM: Final = {
+    JobStatus.FAILED: frozenset({JobStatus.RUNNING, JobStatus.RECOVERING}),
+    JobStatus.CANCELLED: frozenset({JobStatus.CANCELLING}),
+}
 
 
 class ComputeOwner(Protocol):
@@ -151,6 +155,15 @@ class JobLifecycle:
         if finished is not None:
             await self.over(finished)
         return finished is not None
+
+    async def end_lost(self, job_id: JobId, outcome: Outcome, *, agent_id: AgentId) -> bool:
+        """End a job that its agent lost; as cancelled, if that came to be wished meanwhile."""
+        if await self.end(job_id, outcome, agent_id=agent_id, from_statuses=_ENDS_FROM[outcome.status]):
+            return True
+        if outcome.status is JobStatus.CANCELLED:
+            return False
+        wished = Outcome(status=JobStatus.CANCELLED, reason=outcome.reason)
+        return await self.end(job_id, wished, agent_id=agent_id, from_statuses=_ENDS_FROM[wished.status])
 
     async def cancelled(self, moved: Cancelled, *, reason: str) -> None:
         """Follow up a cancel request: what ended loses its agents.  Those of started jobs are told by `stop`."""

@@ -46,7 +46,7 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.store import AgentStore as AgentRows
 from kici.ports.store import Claim, JobStore, LogStorage, Registered, SpawnStore
-from kici.services.absences import ENDS_FROM, Absences
+from kici.services.absences import Absences
 from kici.services.agent_connection import AgentConnection
 from kici.services.dispatcher import Dispatcher
 from kici.services.drain_state import DrainState
@@ -375,12 +375,8 @@ class Registration:
                     await self._dispatcher.requeue(jobs[job_id], reason=reason)
                 case End(job_id=job_id, status=status, reason=reason):
                     agent.jobs.pop(job_id, None)
-                    await self._lifecycle.end(
-                        job_id,
-                        Outcome(status=status, reason=reason),
-                        agent_id=agent.agent_id,
-                        from_statuses=ENDS_FROM[status],
-                    )
+                    outcome = Outcome(status=status, reason=reason)
+                    await self._lifecycle.end_lost(job_id, outcome, agent_id=agent.agent_id)
                 case _:
                     assert_never(command)
         self._registry.refresh(agent)
@@ -403,9 +399,7 @@ class Registration:
         plan.verdicts.append(JobVerdict(job_id=job.id, action="drop"))
         if resumed is not None:
             outcome = Outcome(status=JobStatus.CANCELLED, reason="cancelled before it began")
-            await self._lifecycle.end(
-                job.id, outcome, agent_id=agent.agent_id, from_statuses=ENDS_FROM[JobStatus.CANCELLED]
-            )
+            await self._lifecycle.end_lost(job.id, outcome, agent_id=agent.agent_id)
 
     async def _resume(self, agent: ConnectedAgent, job_id: JobId, plan: _Plan, *, cancels: bool) -> None:
         job = await self._store.resume_job(job_id, agent.agent_id, self._instance_id)

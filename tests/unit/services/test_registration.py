@@ -403,6 +403,23 @@ async def test_a_job_that_the_agent_lost_fails_when_it_comes_back_without_it(ben
 
 
 @benched()
+async def test_a_job_that_the_agent_lost_ends_though_it_is_cancelled_at_that_moment(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    job = await bench.submits("linux")
+    assert await agent.starts() == job.id
+    agent.cut()
+    await bench.passes()
+    gate = bench.traps.hold("finish_job", done=False)
+    async with asyncio.TaskGroup() as group:
+        returning = group.create_task(agent.registers())
+        await gate.reached()
+        await bench.store.cancel(job.run_id, job.id, reason="a person wished it")
+        gate.open()
+        await returning
+    assert (await bench.ended(job)).status is JobStatus.CANCELLED
+
+
+@benched()
 async def test_an_offered_job_that_the_agent_never_saw_is_offered_again(bench: Bench) -> None:
     agent = await bench.an_agent()
     job = await bench.submits("linux")
