@@ -53,6 +53,7 @@ from kici.services.drain_state import DrainState
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.registry import AgentRegistry, ConnectedAgent, shape_without_host
 from kici.wire.messages import (
+    AgentExit,
     AgentRegister,
     CloseCode,
     JobCancel,
@@ -269,6 +270,8 @@ class Registration:
     async def _give_work(self, agent: ConnectedAgent, registered: Registered) -> None:
         if registered.job is not None:
             await self._dispatcher.deliver(agent, registered.job)
+        elif agent.jobs_left == 0 and not agent.jobs:  # of its last job it may never have heard: it would wait on
+            agent.seat.send(AgentExit(reason="it had its jobs"))
         else:
             await self._dispatcher.drain(agent)
 

@@ -18,7 +18,16 @@ from kici.ports.store import Claim
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.builders import a_session
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
-from kici.wire.messages import AgentStatus, CloseCode, JobCancel, JobDispatch, JobStart, JobVerdict, RegisterAck
+from kici.wire.messages import (
+    AgentExit,
+    AgentStatus,
+    CloseCode,
+    JobCancel,
+    JobDispatch,
+    JobStart,
+    JobVerdict,
+    RegisterAck,
+)
 
 SMALL = ResourceRequest(requests=Ask(cpus=1))
 
@@ -453,6 +462,17 @@ async def test_an_agent_whose_offer_was_returned_while_it_came_back_is_free(benc
     assert await agent.starts() == submission.result().id
     agent.ends(submission.result().id)
     assert (await bench.ended(submission.result())).status is JobStatus.SUCCESS
+
+
+@benched(a_scaler(label_sets=(LabelSet(labels=("warm",), resources=CPU),), max_agents=2, warm_pool=WARM))
+async def test_a_warm_agent_that_never_heard_of_its_cancelled_job_is_sent_away_when_it_returns(bench: Bench) -> None:
+    agent = await bench.made()
+    job = await bench.submits("warm")
+    await agent.is_offered()
+    agent.goes_silent()
+    await bench.cancels(job)
+    await agent.registers()  # as one to which the offer was lost
+    await agent.hears(AgentExit)
 
 
 @benched()
