@@ -109,7 +109,6 @@ async def test_one_that_leads_no_longer_sends_nothing(bench: CloudBench) -> None
     reaper = node.coordinator.events.reaper
     await bench.passes(200)
     await node.coordinator.elector.resign()
-    node.coordinator.elector._ttl_seconds = 0.0
     await bench.passes(10)
     assert not reaper._absent_since
     assert await reaper.tick() == 0
