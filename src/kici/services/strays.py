@@ -7,13 +7,13 @@ moment and the notice of the other is lost, the agent would be waited for withou
 from collections.abc import Callable
 from typing import Final, Never
 
-from kici.domain.errors import StoreDown
 from kici.domain.ids import AgentId, InstanceId
 from kici.domain.spawn import ScaleDownReason
-from kici.observe.events import Event, emit
+from kici.kit.unbroken import Unbroken
 from kici.ports.clock import Clock
 from kici.ports.peers import PeerStore
 from kici.services.spawn_book import SpawnBook
+from kici.services.store_outages import sits_out_outages
 from kici.services.teardown import Teardown
 
 INTERVAL_SECONDS: Final = 30.0
@@ -40,28 +40,24 @@ class Strays:
         self._is_known = is_known
         self._clock = clock
         self._instance_id = instance_id
-        self._since: dict[AgentId, float] = {}
-        """Since when each has been seen nowhere without a break, monotonic."""
+        self._nowhere = Unbroken[AgentId]()
         self._looked_at = 0.0
 
     async def run(self) -> Never:
         while True:
             await self._clock.sleep(INTERVAL_SECONDS)
-            try:
+            with sits_out_outages("looking for strays", then=self._nowhere.forget):
                 await self.tick()
-            except StoreDown as error:
-                self._since.clear()  # what was not seen cannot be judged
-                emit(Event.STORE_DOWN, during="looking for strays", error=str(error))
 
     async def tick(self) -> None:
         """One look; ends those that have been nowhere for long."""
         strays = await self._store.strays(self._instance_id, limit=ROWS_MAX)
         now = self._clock.monotonic()
         if now - self._looked_at > 2 * INTERVAL_SECONDS:  # we stood still, and so did our own beat
-            self._since.clear()
+            self._nowhere.forget()
         self._looked_at = now
-        self._since = {agent_id: self._since.get(agent_id, now) for agent_id in strays if not self._is_known(agent_id)}
-        for agent_id, since in self._since.items():
+        unknown = (agent_id for agent_id in strays if not self._is_known(agent_id))
+        for agent_id in sorted(self._nowhere.look(unknown, now=now, seconds=STRAY_SECONDS)):
             tracked = self._spawns.get(agent_id)
-            if tracked is not None and now - since >= STRAY_SECONDS:
+            if tracked is not None:
                 self._teardown.begin(tracked, ScaleDownReason.HEARTBEAT_TIMEOUT)
