@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, Never, Protocol
 
-from kici.domain.errors import StoreDown
 from kici.domain.ids import InstanceId, Instant, is_scaler_agent
 from kici.domain.job import STARTED, Job, JobStatus, Outcome
+from kici.kit.unbroken import Unbroken
 from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.peers import PeerStore
@@ -19,6 +19,7 @@ from kici.services.dispatcher import Dispatcher
 from kici.services.elector import Elector
 from kici.services.job_lifecycle import JobLifecycle
 from kici.services.peers import PRESENT_MS
+from kici.services.store_outages import sits_out_outages
 
 INTERVAL_SECONDS: Final = 10.0
 CONFIRM_SECONDS: Final = 25.0
@@ -52,22 +53,18 @@ class AbsentInstances:
         self._clock = clock
         self._instance_id = instance_id
         self._grace_ms = grace_ms
-        self._seen: dict[InstanceId, float] = {}
-        """Since when each dead instance has been seen dead without a break, monotonic."""
+        self._silent = Unbroken[InstanceId]()
 
     async def run(self) -> Never:
         while True:
             await self._clock.sleep(INTERVAL_SECONDS)
-            try:
+            with sits_out_outages("looking for dead peers", then=self._silent.forget):
                 await self.tick()
-            except StoreDown as error:
-                self._seen.clear()  # what was not seen cannot be judged
-                emit(Event.STORE_DOWN, level=logging.WARNING, during="looking for dead peers", error=str(error))
 
     async def tick(self) -> None:
         """One look at every known coordinator that does not beat."""
         if not self._elector.is_leader:
-            self._seen.clear()
+            self._silent.forget()
             return
         now = await self._store.database_now()
         known = await self._store.instances(limit=INSTANCES_MAX)
@@ -83,11 +80,8 @@ class AbsentInstances:
 
     def _dead(self, silent: Mapping[InstanceId, int]) -> frozenset[InstanceId]:
         """Others that were seen silent for long enough without a break: after an outage of the store all are."""
-        now = self._clock.monotonic()
-        self._seen = {
-            instance_id: self._seen.get(instance_id, now) for instance_id in silent if instance_id != self._instance_id
-        }
-        return frozenset(key for key, since in self._seen.items() if now - since >= CONFIRM_SECONDS)
+        others = (instance_id for instance_id in silent if instance_id != self._instance_id)
+        return self._silent.look(others, now=self._clock.monotonic(), seconds=CONFIRM_SECONDS)
 
     async def _settle(self, instance_id: InstanceId, silent_ms: int) -> None:
         for job in await self._store.jobs_owned_by(instance_id, limit=BATCH):
@@ -107,10 +101,5 @@ class AbsentInstances:
     async def _give_up(self, job: Job) -> None:
         assert job.agent_id is not None, job
         reason = f"coordinator {job.owner_instance_id} is gone, and agent {job.agent_id} did not come to another"
-        for status, sources in (
-            (JobStatus.CANCELLED, frozenset({JobStatus.CANCELLING})),
-            (JobStatus.FAILED, STARTED - {JobStatus.CANCELLING}),
-        ):
-            outcome = Outcome(status=status, reason=reason)
-            if await self._lifecycle.end(job.id, outcome, agent_id=job.agent_id, from_statuses=sources):
-                return
+        outcome = Outcome(status=JobStatus.FAILED, reason=reason)
+        await self._lifecycle.end_lost(job.id, outcome, agent_id=job.agent_id)
