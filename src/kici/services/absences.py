@@ -217,6 +217,7 @@ class Absences:
         """Carry out the plan; look again while jobs moved under it."""
         plan = LossPlan()
         for _ in range(SETTLE_TRIES):
+            now = await self._store.database_now()  # if we die meanwhile, another coordinator judges by that clock
             held = await self._store.held_jobs(absence.agent_id)
             agent = LostAgent(
                 agent_id=absence.agent_id,
@@ -224,7 +225,7 @@ class Absences:
                 scaler_managed=absence.scaler_managed,
                 grace_ms=absence.grace_ms,
             )
-            plan = triage(agent, cause=absence.cause, how=absence.how, now=self._clock.now())
+            plan = triage(agent, cause=absence.cause, how=absence.how, now=now)
             if not self._is_current(absence):
                 break
             done = [await self._apply(command, absence, held) for command in plan.jobs]
@@ -242,9 +243,6 @@ class Absences:
                 return await self._dispatcher.requeue(job, reason=reason) is not None
             case Recover(job_id=job_id, deadline=deadline):
                 emit(Event.JOB_RECOVERING, job_id=job_id, agent_id=absence.agent_id, grace_ms=absence.grace_ms)
-                left_ms = deadline - self._clock.now()
-                # If we die meanwhile, another coordinator judges by the clock of the store.
-                deadline = Instant(await self._store.database_now() + left_ms)
                 return await self._store.recover_job(job_id, absence.agent_id, deadline=deadline)
             case End(job_id=job_id, status=status, reason=reason):
                 outcome = Outcome(status=status, reason=reason)
