@@ -6,7 +6,6 @@ what became of a claim, the slot stays taken until it does: the agent may hold a
 Nothing starts before the agent acknowledged and `running` is committed (see `job_lifecycle`).
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -21,6 +20,7 @@ from kici.ports.store import Claim, JobStore, Offer
 from kici.services.demand_index import DemandIndex
 from kici.services.drain_state import DrainState
 from kici.services.registry import CLAIMING, AgentRegistry, ConnectedAgent
+from kici.services.store_outages import sits_out_outages
 from kici.wire.messages import JobDispatch
 
 CLASSES_PER_CLAIM: Final = 200
@@ -216,7 +216,7 @@ class Dispatcher:
 
     async def _return_claim(self, job: Job) -> None:
         """Its agent is gone.  If the agent came back and holds the job by a newer claim, that one stands."""
-        with contextlib.suppress(StoreDown):  # the deadline of its acknowledgement returns it as well
+        with sits_out_outages("returning a claim"):  # the deadline of its acknowledgement returns it as well
             now = await self._store.job(job.id)
             if now is not None and now.offers == job.offers:
                 await self.requeue(job, reason=f"agent {job.agent_id} was lost before it could be told")
