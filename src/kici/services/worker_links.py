@@ -19,7 +19,7 @@ from kici.ports.workers import Dialer, WorkerKeys
 from kici.services.worker_host import WorkerHost
 from kici.wire.codec import encode
 from kici.wire.worker_half import Effect, Keep, Ordered, Over, Send, Welcomed, WorkerHalf
-from kici.wire.worker_messages import WORKER_PROTOCOL, WorkerHello, WorkerMessage
+from kici.wire.worker_messages import INVALID_PROOF, INVALID_TOKEN, WORKER_PROTOCOL, WorkerHello, WorkerMessage
 
 FIRST_SECONDS: Final = 1.0
 SECONDS_MAX: Final = 15.0
@@ -222,7 +222,7 @@ class WorkerLinks:
         emit(Event.WORKER_REFUSED, url=url, reason=reason)
         had_credential = self._keys.credential() is not None
         # An attempt to join that was answered to nobody may have been carried out after the one that we go by.
-        is_outdated = had_credential and reason == "Invalid proof"
+        is_outdated = had_credential and reason == INVALID_PROOF
         may_join = self._keys.join_token() is not None and (is_outdated or not self._token_is_spent)
         self._refusals.setdefault(url, []).append(reason)
         if had_credential and may_join and not self._is_seated_anywhere():
@@ -231,7 +231,7 @@ class WorkerLinks:
             del self._refusals[url]
             return
         if not had_credential:
-            self._token_is_spent = self._token_is_spent or reason == "Invalid token"
+            self._token_is_spent = self._token_is_spent or reason == INVALID_TOKEN
         if all(each in self._refusals for each in self._urls):
             self._gave_up("; ".join(sorted({each for known in self._refusals.values() for each in known})))
 

@@ -15,7 +15,7 @@ from kici.observe.events import Event, emit
 from kici.ports.clock import Clock
 from kici.ports.entropy import Entropy
 from kici.ports.workers import WorkerStore
-from kici.wire.worker_messages import WorkerHello, WorkerJoin, WorkerProof
+from kici.wire.worker_messages import INVALID_PROOF, INVALID_TOKEN, WorkerHello, WorkerJoin, WorkerProof
 from kici.wire.worker_proof import COORDINATOR, WORKER, hash_of, is_proof, proof_of
 
 JOIN_TTL_MS: Final = 3_600_000
@@ -116,14 +116,14 @@ class WorkerCredentials:
         if worker.revoked_at is not None:
             return NotAdmitted("Credential revoked")
         if not is_proof(shown.proof, worker.credential_hash, side=WORKER, nonce=nonce, who=hello.worker_id):
-            return NotAdmitted("Invalid proof")
+            return NotAdmitted(INVALID_PROOF)
         return Admitted(self._proof(worker.credential_hash, hello))
 
     async def _join(self, hello: WorkerHello, token: str) -> Admitted | NotAdmitted:
         try:
             claim = read_join_token(token)
         except ValueError:
-            return NotAdmitted("Invalid token")
+            return NotAdmitted(INVALID_TOKEN)
         if claim.role != WORKER_ROLE:
             return NotAdmitted("Role mismatch")
         credential = self._entropy.hex(_SECRET_BYTES)
@@ -132,7 +132,7 @@ class WorkerCredentials:
             worker, token_hash=hash_of(token), role=WORKER_ROLE, credential_hash=hash_of(credential)
         )
         if not is_joined:
-            return NotAdmitted("Invalid token")
+            return NotAdmitted(INVALID_TOKEN)
         emit(Event.WORKER_JOINED, worker_id=hello.worker_id, name=hello.name)
         return Admitted(self._proof(hash_of(credential), hello), credential)
 

@@ -18,6 +18,9 @@ WORKER_PROTOCOL_MIN: Final = 1
 CLEARS_BOOT_DATA: Final = 2
 """The first version in which a worker answers `agent.boot.clear`."""
 ROLE: Final = "worker"
+INVALID_PROOF: Final = "Invalid proof"
+INVALID_TOKEN: Final = "Invalid token"
+"""Reasons of a refusal that a worker tells apart."""
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
