@@ -88,32 +88,32 @@ class VirtualSelector(selectors.BaseSelector):
         return self._keys
 
 
+def _fill(handle: Any, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
+    """What `asyncio.Handle` does when it is made, without a look at debug mode."""
+    handle._context = contextvars.copy_context() if context is None else context
+    handle._loop = loop
+    handle._callback = callback
+    handle._args = args
+    handle._cancelled = False
+    handle._repr = None
+    handle._source_traceback = None
+
+
 class _Handle(asyncio.Handle):
     """As its base, made without a look at debug mode: a run makes ten thousands."""
 
     __slots__ = ()
 
     def __init__(self, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+        _fill(self, callback, args, loop, context)
 
 
 class _Timer(asyncio.TimerHandle):
     __slots__ = ()
+    _loop: Any
 
     def __init__(self, when: float, callback: Any, args: Any, loop: Any, context: contextvars.Context | None) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+        _fill(self, callback, args, loop, context)
         self._when = when
         self._scheduled = True
 
