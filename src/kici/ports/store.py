@@ -205,20 +205,22 @@ class JobStore(Protocol):
         *,
         agent_id: AgentId | None = None,
         from_statuses: frozenset[JobStatus],
+        seen: Job | None = None,
         now: Instant | None = None,
     ) -> Finished | None:
         """End a job, release or skip (transitively) what needs it, and end the run when nothing is left.
 
         `agent_id`, where given, must hold the job.  `from_statuses` must be legal sources of the outcome.
+        `seen`, where given, is the job as it was read: nobody may have taken it up, or lost its agent, since.
         A `needs` that ended other than `success` skips its dependents.  A run ends `success` when all jobs did
         (skipped ones aside), `cancelled` when it was being cancelled and one was, else `failed`.
         """
         ...
 
     async def recover_job(
-        self, job_id: JobId, agent_id: AgentId, *, deadline: Instant, now: Instant | None = None
+        self, job_id: JobId, agent_id: AgentId, *, deadline: Instant, seen: Job | None = None
     ) -> bool:
-        """`running -> recovering` until `deadline`; a `cancelling` job stays so and gets the deadline."""
+        """`running -> recovering` until `deadline`; a `cancelling` job stays so and gets it.  `seen`: as above."""
         ...
 
     async def resume_job(

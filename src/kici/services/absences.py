@@ -194,14 +194,13 @@ class Absences:
     async def _advance_alone(self, absence: Absence) -> None:
         cause = absence.cause
         try:
-            # A compute that is gone is gone, whoever its agent was connected to.
-            if cause is not LossCause.COMPUTE_ENDED and await self.has_moved(absence.agent_id):
-                self._absent.pop(absence.agent_id, None)
-                return
             plan = await self._settle(absence)
         except StoreDown as error:
             emit(Event.STORE_DOWN, level=logging.WARNING, agent_id=absence.agent_id, error=str(error))
             absence.deadline = max(absence.deadline, self._clock.monotonic() + absence.grace_ms / 1000)
+            return
+        if plan is None:
+            self._absent.pop(absence.agent_id, None)
             return
         if not self._is_current(absence):
             return
@@ -213,12 +212,16 @@ class Absences:
             reason = ScaleDownReason.SHUTDOWN if isinstance(plan.compute, Await) else plan.compute.reason
             self._compute_gone(absence.agent_id, reason)
 
-    async def _settle(self, absence: Absence) -> LossPlan:
-        """Carry out the plan; look again while jobs moved under it."""
+    async def _settle(self, absence: Absence) -> LossPlan | None:
+        """Carry out the plan; look again while jobs moved under it.  None: they are another coordinator's now."""
         plan = LossPlan()
         for _ in range(SETTLE_TRIES):
             now = await self._store.database_now()  # if we die meanwhile, another coordinator judges by that clock
             held = await self._store.held_jobs(absence.agent_id)
+            # Only now: who goes elsewhere later takes its jobs along, so that they are not as we saw them.
+            # A compute that is gone is gone, whoever its agent was connected to.
+            if absence.cause is not LossCause.COMPUTE_ENDED and await self.has_moved(absence.agent_id):
+                return None
             agent = LostAgent(
                 agent_id=absence.agent_id,
                 jobs=tuple(HeldJob(job_id=job.id, status=job.status) for job in held),
@@ -235,18 +238,17 @@ class Absences:
 
     async def _apply(self, command: Requeue | Recover | End, absence: Absence, held: list[Job]) -> bool:
         """False: the job was not where the plan saw it."""
+        job = next(job for job in held if job.id == command.job_id)
         match command:
-            case Requeue(job_id=job_id, reason=reason):
+            case Requeue(reason=reason):
                 if absence.scaler_managed:
                     await self._condemn(absence.agent_id, ScaleDownReason.SHUTDOWN)
-                job = next(job for job in held if job.id == job_id)
                 return await self._dispatcher.requeue(job, reason=reason) is not None
-            case Recover(job_id=job_id, deadline=deadline):
-                emit(Event.JOB_RECOVERING, job_id=job_id, agent_id=absence.agent_id, grace_ms=absence.grace_ms)
-                return await self._store.recover_job(job_id, absence.agent_id, deadline=deadline)
-            case End(job_id=job_id, status=status, reason=reason):
-                outcome = Outcome(status=status, reason=reason)
-                return await self._lifecycle.end_lost(job_id, outcome, agent_id=absence.agent_id)
+            case Recover(deadline=deadline):
+                emit(Event.JOB_RECOVERING, job_id=job.id, agent_id=absence.agent_id, grace_ms=absence.grace_ms)
+                return await self._store.recover_job(job.id, absence.agent_id, deadline=deadline, seen=job)
+            case End(status=status, reason=reason):
+                return await self._lifecycle.end_lost(job, Outcome(status=status, reason=reason))
             case _:
                 assert_never(command)
 

@@ -92,14 +92,13 @@ class AbsentInstances:
             elif job.status in STARTED and job.recovery_deadline is None:
                 # By the clock that will judge it: ours may differ.
                 deadline = Instant(await self._store.database_now() + self._grace_ms(is_scaler_agent(job.agent_id)))
-                await self._store.recover_job(job.id, job.agent_id, deadline=deadline)
+                await self._store.recover_job(job.id, job.agent_id, deadline=deadline, seen=job)
         if silent_ms >= SPAWNS_SILENT_MS:
             forgotten = await self._store.forget_spawns_of(instance_id)
             if forgotten:
                 emit(Event.SPAWNS_FORGOTTEN, level=logging.WARNING, instance_id=instance_id, count=forgotten)
 
     async def _give_up(self, job: Job) -> None:
-        assert job.agent_id is not None, job
         reason = f"coordinator {job.owner_instance_id} is gone, and agent {job.agent_id} did not come to another"
         outcome = Outcome(status=JobStatus.FAILED, reason=reason)
-        await self._lifecycle.end_lost(job.id, outcome, agent_id=job.agent_id)
+        await self._lifecycle.end_lost(job, outcome)

@@ -148,22 +148,34 @@ class JobLifecycle:
         return finished is not None
 
     async def end(
-        self, job_id: JobId, outcome: Outcome, *, agent_id: AgentId, from_statuses: frozenset[JobStatus]
+        self,
+        job_id: JobId,
+        outcome: Outcome,
+        *,
+        agent_id: AgentId,
+        from_statuses: frozenset[JobStatus],
+        seen: Job | None = None,
     ) -> bool:
-        """End a job on its agent's behalf: the agent is gone or cannot run it."""
-        finished = await self._store.finish_job(job_id, outcome, agent_id=agent_id, from_statuses=from_statuses)
+        """End a job on its agent's behalf: the agent is gone or cannot run it.  `seen`: see the store."""
+        finished = await self._store.finish_job(
+            job_id, outcome, agent_id=agent_id, from_statuses=from_statuses, seen=seen
+        )
         if finished is not None:
             await self.over(finished)
         return finished is not None
 
-    async def end_lost(self, job_id: JobId, outcome: Outcome, *, agent_id: AgentId) -> bool:
-        """End a job that its agent lost; as cancelled, if that came to be wished meanwhile."""
-        if await self.end(job_id, outcome, agent_id=agent_id, from_statuses=_ENDS_FROM[outcome.status]):
+    async def end_lost(self, seen: Job, outcome: Outcome) -> bool:
+        """End a job that its agent lost, unless it moved since it was `seen`; as cancelled, if that is wished now."""
+        if await self._end_seen(seen, outcome):
             return True
         if outcome.status is JobStatus.CANCELLED:
             return False
-        wished = Outcome(status=JobStatus.CANCELLED, reason=outcome.reason)
-        return await self.end(job_id, wished, agent_id=agent_id, from_statuses=_ENDS_FROM[wished.status])
+        return await self._end_seen(seen, Outcome(status=JobStatus.CANCELLED, reason=outcome.reason))
+
+    async def _end_seen(self, seen: Job, outcome: Outcome) -> bool:
+        assert seen.agent_id is not None, seen
+        sources = _ENDS_FROM[outcome.status]
+        return await self.end(seen.id, outcome, agent_id=seen.agent_id, from_statuses=sources, seen=seen)
 
     async def cancelled(self, moved: Cancelled, *, reason: str) -> None:
         """Follow up a cancel request: what ended loses its agents.  Those of started jobs are told by `stop`."""

@@ -23,7 +23,6 @@ from kici.decide.dispatch import (
     Start,
     reconcile,
 )
-from kici.decide.fit import AgentShape
 from kici.decide.hand_over import for_agent
 from kici.decide.prune import EVENT
 from kici.decide.registration import (
@@ -48,10 +47,11 @@ from kici.ports.store import AgentStore as AgentRows
 from kici.ports.store import Claim, JobStore, LogStorage, Registered, SpawnStore
 from kici.services.absences import Absences
 from kici.services.agent_connection import AgentConnection
+from kici.services.arrivals import connected_agent
 from kici.services.dispatcher import Dispatcher
 from kici.services.drain_state import DrainState
 from kici.services.job_lifecycle import JobLifecycle
-from kici.services.registry import AgentRegistry, ConnectedAgent, shape_without_host
+from kici.services.registry import AgentRegistry, ConnectedAgent
 from kici.wire.messages import (
     AgentExit,
     AgentRegister,
@@ -233,7 +233,7 @@ class Registration:
         held: list[Job],
     ) -> None:
         given = self._computes.jobs_given(session.agent_id, held)
-        agent = _connected(connection, message, session, spawn, given=given)
+        agent = connected_agent(connection, message, session, spawn, given=given)
         older = self._registry.get(agent.agent_id)
         if older is not None and older.seat.opened_at > connection.opened_at:
             await self._refuse(connection, agent.agent_id, OVERTAKEN)
@@ -257,15 +257,34 @@ class Registration:
             await self._refuse(connection, agent.agent_id, TORN_DOWN)
             return
         if was_absent or older is not None:  # its jobs may have moved since we looked
-            now_held = await self._store.held_jobs(agent.agent_id)
-            agent.jobs = dict.fromkeys(job.id for job in now_held)
-            held = [job for job in now_held if registered.job is None or job.id != registered.job.id]
+            now_held = await self._look_again(agent, session, registered)
+            if now_held is None:
+                await self._refuse(connection, agent.agent_id, OVERTAKEN)
+                return
+            held = now_held
         plan = await self._reconcile(agent, message, held)
         await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
-        for act in plan.after:
-            await act()
+        await self._begin(agent, plan)
         if not connection.is_over:
             await self._give_work(agent, registered)
+
+    async def _look_again(
+        self, agent: ConnectedAgent, session: AgentSession, registered: Registered
+    ) -> list[Job] | None:
+        """What the agent holds beside its bound job; None: it came anew since, and may have been given it there."""
+        held = await self._store.held_jobs(agent.agent_id)
+        if held:
+            newest = await self._store.session(agent.agent_id)
+            if newest is None or newest.connection_id != session.connection_id:
+                return None
+        agent.jobs = dict.fromkeys(job.id for job in held)
+        return [job for job in held if registered.job is None or job.id != registered.job.id]
+
+    async def _begin(self, agent: ConnectedAgent, plan: _Plan) -> None:
+        for act in plan.after:
+            await act()
+        agent.is_settling = False
+        self._registry.refresh(agent)
 
     async def _give_work(self, agent: ConnectedAgent, registered: Registered) -> None:
         if registered.job is not None:
@@ -378,8 +397,7 @@ class Registration:
                     await self._dispatcher.requeue(jobs[job_id], reason=reason)
                 case End(job_id=job_id, status=status, reason=reason):
                     agent.jobs.pop(job_id, None)
-                    outcome = Outcome(status=status, reason=reason)
-                    await self._lifecycle.end_lost(job_id, outcome, agent_id=agent.agent_id)
+                    await self._lifecycle.end_lost(jobs[job_id], Outcome(status=status, reason=reason))
                 case _:
                     assert_never(command)
         self._registry.refresh(agent)
@@ -402,7 +420,7 @@ class Registration:
         plan.verdicts.append(JobVerdict(job_id=job.id, action="drop"))
         if resumed is not None:
             outcome = Outcome(status=JobStatus.CANCELLED, reason="cancelled before it began")
-            await self._lifecycle.end_lost(job.id, outcome, agent_id=agent.agent_id)
+            await self._lifecycle.end_lost(resumed, outcome)
 
     async def _resume(self, agent: ConnectedAgent, job_id: JobId, plan: _Plan, *, cancels: bool) -> None:
         job = await self._store.resume_job(job_id, agent.agent_id, self._instance_id)
@@ -461,37 +479,3 @@ def _record(spawn: Spawn) -> AgentRecord:
         token_id=spawn.token_id,
         is_ending=spawn.state is SpawnState.ENDING,
     )
-
-
-def _connected(
-    connection: AgentConnection, message: AgentRegister, session: AgentSession, spawn: Spawn | None, *, given: int
-) -> ConnectedAgent:
-    shape = AgentShape(
-        labels=session.labels,
-        gate=session.gate,
-        job_image=spawn is not None and spawn.job_image,
-        prespawned=spawn is not None,
-        resources=None if spawn is None else spawn.shape,
-    )
-    return ConnectedAgent(
-        agent_id=session.agent_id,
-        seat=connection,
-        shape=shape_without_host(shape),
-        labels=session.labels,
-        registered_at=session.registered_at,
-        token_id=session.token_id,
-        spawn=spawn,
-        facts=session.facts,
-        slots=1 if spawn is not None else max(1, message.max_concurrency),
-        jobs_left=_jobs_left(spawn, given),
-    )
-
-
-def _jobs_left(spawn: Spawn | None, given: int) -> int | None:
-    """A scaler-made agent runs one job, unless its scaler allows reuse."""
-    if spawn is None:
-        return None
-    if spawn.reuse_idle_seconds is not None:
-        return None if spawn.reuse_max_jobs is None else max(0, spawn.reuse_max_jobs - given)
-    is_back = spawn.state is SpawnState.REGISTERED and spawn.bound_job_id is not None
-    return 0 if is_back or given else 1

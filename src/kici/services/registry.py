@@ -60,6 +60,8 @@ class ConnectedAgent:
     """Nothing in its compute tells a job what the agent was told at its boot."""
     reported: AgentMetrics | None = None
     """What it last said of itself."""
+    is_settling: bool = False
+    """What it holds is still compared with what the store says: it is given nothing new meanwhile."""
     is_resting: bool = False
     """It declined a job as busy, though it has a free slot as far as we know: not asked again for the moment."""
     jobs: dict[JobId, Job | None] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class ConnectedAgent:
 
     @property
     def is_free(self) -> bool:
-        return not self.draining and not self.is_resting and len(self.jobs) < self.slots and self.jobs_left != 0
+        rests = self.draining or self.is_settling or self.is_resting
+        return not rests and len(self.jobs) < self.slots and self.jobs_left != 0
 
     @property
     def may_serve(self) -> bool:

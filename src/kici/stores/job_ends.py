@@ -33,6 +33,8 @@ class End:
     counts_attempt: bool = False
     unroutable_grace_ms: int | None = None
     """Was stamped unroutable longer ago than this; None: need not be."""
+    seen: Job | None = None
+    """As it was read: taken up since by whoever its agent went to, it stays; None: whatever happened to it."""
     now: Instant | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class End:
             "from_statuses": to_json(sorted(self.from_statuses)),
             "agent_id": self.agent_id,
             "offer": self.offer,
+            **as_seen(self.seen),
             "attempts_add": int(self.counts_attempt),
             "now": self.now,
         }
@@ -74,6 +77,15 @@ class End:
 
 
 STEPS_OF_END: Final = 4
+
+
+def as_seen(job: Job | None) -> dict[str, Value]:
+    """What tells whether a held job is where it was when it was read; None: it need not be."""
+    return {
+        "is_seen": None if job is None else 1,
+        "seen_owner": None if job is None else job.owner_instance_id,
+        "seen_deadline": None if job is None else job.recovery_deadline,
+    }
 
 
 def finished(results: Sequence[Rows]) -> Finished | None:
@@ -137,9 +149,10 @@ class JobEnds(Part):
         *,
         agent_id: AgentId | None = None,
         from_statuses: frozenset[JobStatus],
+        seen: Job | None = None,
         now: Instant | None = None,
     ) -> Finished | None:
-        end = End(job_id=job_id, outcome=outcome, from_statuses=from_statuses, agent_id=agent_id, now=now)
+        end = End(job_id=job_id, outcome=outcome, from_statuses=from_statuses, agent_id=agent_id, seen=seen, now=now)
         rows = await self._write(Query.FINISH_LONE_JOB, end.params())
         if rows:
             return Finished(job=job_from(rows[0]), run_over=_is_over(rows[-1:]))

@@ -11,6 +11,7 @@ from kici.domain.ids import AgentId, ClassId, InstanceId, Instant, JobId
 from kici.domain.job import Job, JobStatus, NewJob, NewRun
 from kici.ports.store import Claim, Offer, Submitted
 from kici.stores.database import Params, Part, Rows, Value
+from kici.stores.job_ends import as_seen
 from kici.stores.query import Query
 from kici.stores.rows import canonical_demand, class_id, class_key, clean_text, job_from, to_json
 
@@ -101,10 +102,9 @@ class JobMoves(Part):
         return first_job(await self._write(Query.OFFER_AGAIN, params))
 
     async def recover_job(
-        self, job_id: JobId, agent_id: AgentId, *, deadline: Instant, now: Instant | None = None
+        self, job_id: JobId, agent_id: AgentId, *, deadline: Instant, seen: Job | None = None
     ) -> bool:
-        del now  # the deadline is all that this move writes
-        params: Params = {"job_id": job_id, "agent_id": agent_id, "deadline": deadline}
+        params: Params = {"job_id": job_id, "agent_id": agent_id, "deadline": deadline, **as_seen(seen)}
         return bool(await self._write(Query.RECOVER_JOB, params))
 
     async def resume_job(

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kici.domain import knobs
+from kici.domain.ids import InstanceId
 from kici.domain.job import Job, JobStatus
 from kici.testing.bench_agent import BenchAgent
 from kici.testing.coordinator_bench import Bench, a_scaler, benched
@@ -62,6 +63,21 @@ async def test_after_the_grace_the_job_has_failed_with_the_reason_and_a_late_end
     agent.ends(job.id)
     await bench.passes()
     assert await bench.status(job) is JobStatus.FAILED
+
+
+@pytest.mark.spec("T2.8")
+@benched()
+async def test_a_job_that_another_coordinator_takes_up_as_the_grace_ends_goes_on(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    job = await bench.submits("linux")
+    await agent.starts()
+    agent.cut()
+    gate = bench.traps.hold("finish_job", done=False)
+    await gate.reached()
+    assert await bench.store.resume_job(job.id, agent.agent_id, InstanceId("instance-b")) is not None
+    gate.open()
+    await bench.passes(STATIC_SECONDS)
+    assert await bench.status(job) is JobStatus.RUNNING
 
 
 @benched()

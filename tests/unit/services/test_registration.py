@@ -9,7 +9,7 @@ from kici.apps.surface import surface_of
 from kici.config.model import LabelSet, Reuse, WarmPool
 from kici.domain import knobs
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
-from kici.domain.job import JobStatus
+from kici.domain.job import Job, JobStatus
 from kici.domain.platform import Arch, Os, Platform
 from kici.domain.resources import Ask, ResourceRequest
 from kici.domain.spawn import SpawnState
@@ -577,6 +577,60 @@ def test_an_agent_that_ran_its_job_at_another_coordinator_first_keeps_it_when_it
         assert (await bench.job(other)).agent_id != agent.agent_id
 
     scenario()
+
+
+async def goes_elsewhere(bench: Bench, agent: BenchAgent, job: Job) -> None:
+    """The agent goes to another coordinator in a newer connection, and starts a job there."""
+    there = a_session(
+        agent_id=agent.agent_id, instance_id=InstanceId("instance-b"), incarnation="run-1", connection_number=9
+    )
+    assert await bench.store.register_agent(there, needs_spawn=False, bound=None) is not None
+    claim = Claim(agent_id=agent.agent_id, instance_id=there.instance_id, ack_ms=10_000)
+    assert await bench.store.claim_job(job.id, claim) is not None
+    assert await bench.store.start_job(job.id, agent.agent_id) is not None
+
+
+@pytest.mark.spec("T2.8")
+@benched()
+async def test_a_job_that_an_agent_was_given_elsewhere_while_it_registered_here_goes_on(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    first = await bench.submits("linux")
+    await agent.starts()
+    agent.cut()
+    await bench.passes(1)
+    later = await bench.submits("linux")
+    gate = bench.traps.hold("register_agent", done=True)
+    await agent.authenticates()
+    agent.says(structs.replace(agent.registration((first.id, "running")), incarnation="run-1", connection_number=1))
+    await gate.reached()
+    await goes_elsewhere(bench, agent, later)
+    gate.open()
+    await bench.passes(5)
+    assert await bench.status(later) is JobStatus.RUNNING
+    assert (await bench.job(later)).owner_instance_id == "instance-b"
+
+
+@benched()
+async def test_an_agent_is_offered_nothing_while_what_it_brings_is_compared_with_the_store(bench: Bench) -> None:
+    agent = await bench.an_agent()
+    job = await bench.submits("linux")
+    await agent.is_offered()
+    returned = bench.traps.hold("requeue_job", done=True)
+    agent.cut()
+    await returned.reached()
+    async with asyncio.TaskGroup() as group:
+        returning = group.create_task(agent.registers((job.id, "acked")))
+        await bench.passes(1)
+        gate = bench.traps.hold("held_jobs", done=False)
+        returned.open()
+        await gate.reached()
+        await bench.passes(1)
+        assert await bench.status(job) is JobStatus.QUEUED
+        gate.open()
+        ack = await returning
+    assert verdicts(ack) == [(job.id, "drop")]
+    assert await agent.starts() == job.id
+    assert not agent.all(JobCancel)
 
 
 # --- while the coordinator drains

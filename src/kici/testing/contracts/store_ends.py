@@ -5,7 +5,7 @@ from typing import Final
 
 from kici.domain.errors import Bug
 from kici.domain.ids import JobId, RunId
-from kici.domain.job import JobStatus, NewJob, Outcome, RunStatus
+from kici.domain.job import STARTED, JobStatus, NewJob, Outcome, RunStatus
 from kici.ports.store import Cancelled, Store
 from kici.testing.builders import a_new_job
 from kici.testing.contracts.store_rules import (
@@ -172,7 +172,7 @@ async def cancels_a_whole_run(store: Store) -> None:
     await offered(store, "b")
     await started(store, "c")
     await started(store, "d", by=agent(2))
-    await store.recover_job(JobId("d"), agent(2), deadline=after(50), now=after(1))
+    await store.recover_job(JobId("d"), agent(2), deadline=after(50))
     moved = await store.cancel(RunId("r"), None, reason="by tester", now=after(5))
     assert ids(moved.ended) == ["a", "b", "e"]
     assert {each.status for each in moved.ended} == {JobStatus.CANCELLED}
@@ -255,7 +255,7 @@ async def recovers_and_resumes(store: Store) -> None:
     await queued(store, "a")
     await started(store, "a")
     a = JobId("a")
-    assert await store.recover_job(a, agent(), deadline=after(60), now=after(1))
+    assert await store.recover_job(a, agent(), deadline=after(60))
     lost = await job(store, "a")
     assert (lost.status, lost.recovery_deadline, lost.agent_id) == (JobStatus.RECOVERING, after(60), agent())
     assert await store.resume_job(a, agent(2), THERE, now=after(2)) is None
@@ -266,12 +266,29 @@ async def recovers_and_resumes(store: Store) -> None:
     assert await store.resume_job(a, agent(), THERE, now=after(5)) is None
 
 
+@shows("T2.8")
+async def leaves_a_job_alone_that_is_not_where_it_was_seen(store: Store) -> None:
+    await queued(store, "a")
+    await started(store, "a")
+    a = JobId("a")
+    seen = await job(store, "a")
+    assert await store.recover_job(a, agent(), deadline=after(60), seen=seen)
+    assert await store.finish_job(a, FAILURE, from_statuses=STARTED, seen=seen, now=after(2)) is None
+    lost = await job(store, "a")
+    back = given(await store.resume_job(a, agent(), THERE, now=after(3)))
+    for stale in (seen, lost):
+        assert not await store.recover_job(a, agent(), deadline=after(61), seen=stale)
+        assert await store.finish_job(a, FAILURE, from_statuses=STARTED, seen=stale, now=after(4)) is None
+    assert await job(store, "a") == back
+    assert await store.finish_job(a, FAILURE, from_statuses=STARTED, seen=back, now=after(5))
+
+
 async def recovers_only_what_this_agent_started(store: Store) -> None:
     await queued(store, "a", "b")
     await offered(store, "a")
     await started(store, "b", by=agent(2))
-    assert not await store.recover_job(JobId("a"), agent(), deadline=after(60), now=after(1))
-    assert not await store.recover_job(JobId("b"), agent(), deadline=after(60), now=after(1))
+    assert not await store.recover_job(JobId("a"), agent(), deadline=after(60))
+    assert not await store.recover_job(JobId("b"), agent(), deadline=after(60))
     assert await store.resume_job(JobId("a"), agent(), THERE, now=after(1)) is None
     assert await status(store, "a", "b") == [JobStatus.DISPATCHED, JobStatus.RUNNING]
 
@@ -280,7 +297,7 @@ async def keeps_a_lost_job_cancelling(store: Store) -> None:
     await queued(store, "a")
     await started(store, "a")
     await store.cancel(RunId("run-of-a"), None, reason="", now=after(1))
-    assert await store.recover_job(JobId("a"), agent(), deadline=after(60), now=after(2))
+    assert await store.recover_job(JobId("a"), agent(), deadline=after(60))
     assert ids(await store.overdue_recoveries(limit=ALL, now=after(60))) == ["a"]
     back = given(await store.resume_job(JobId("a"), agent(), THERE, now=after(3)))
     assert (back.status, back.recovery_deadline) == (JobStatus.CANCELLING, None)
@@ -291,7 +308,7 @@ async def lists_overdue_recoveries(store: Store) -> None:
     for number, id in enumerate(("a", "b", "c")):
         await started(store, id, by=agent(number))
         deadline = after(30 - 10 * number)
-        await store.recover_job(JobId(id), agent(number), deadline=deadline, now=after(1))
+        await store.recover_job(JobId(id), agent(number), deadline=deadline)
     assert ids(await store.overdue_recoveries(limit=ALL, now=after(9))) == []
     assert ids(await store.overdue_recoveries(limit=ALL, now=after(20))) == ["c", "b"]
     assert ids(await store.overdue_recoveries(limit=1, now=after(30))) == ["c"]
@@ -328,6 +345,7 @@ CASES: Final[tuple[Case, ...]] = (
     cancels_one_job,
     cancels_no_job_of_another_run,
     recovers_and_resumes,
+    leaves_a_job_alone_that_is_not_where_it_was_seen,
     recovers_only_what_this_agent_started,
     keeps_a_lost_job_cancelling,
     lists_overdue_recoveries,

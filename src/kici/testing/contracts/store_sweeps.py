@@ -127,7 +127,7 @@ async def lists_what_an_agent_holds(store: Store) -> None:
     await queued(store, "a", "b", "c", "d", "e")
     await offered(store, "a")
     await started(store, "b")
-    await store.recover_job(JobId("b"), agent(), deadline=after(9), now=after(1))
+    await store.recover_job(JobId("b"), agent(), deadline=after(9))
     await started(store, "c")
     await store.cancel(RunId("run-of-c"), None, reason="", now=after(1))
     await started(store, "d", by=agent(2))

@@ -318,6 +318,13 @@ ended AS (
         AND jobs.status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
         AND (:agent_id::TEXT IS NULL OR jobs.agent_id = :agent_id)
         AND jobs.offers = COALESCE(:offer::INTEGER, jobs.offers)
+        AND (
+            :is_seen::INTEGER IS NULL
+            OR (
+                jobs.owner_instance_id IS NOT DISTINCT FROM :seen_owner::TEXT
+                AND jobs.recovery_deadline IS NOT DISTINCT FROM :seen_deadline::BIGINT
+            )
+        )
     RETURNING jobs.*
 ),
 closed AS (
@@ -365,6 +372,13 @@ WHERE id = :job_id
     AND status || '' = ANY (ARRAY(SELECT json_array_elements_text(:from_statuses::JSON)))
     AND (:agent_id::TEXT IS NULL OR agent_id = :agent_id)
     AND offers = COALESCE(:offer::INTEGER, offers)
+    AND (
+        :is_seen::INTEGER IS NULL
+        OR (
+            owner_instance_id IS NOT DISTINCT FROM :seen_owner::TEXT
+            AND recovery_deadline IS NOT DISTINCT FROM :seen_deadline::BIGINT
+        )
+    )
     AND (
         :grace_ms::BIGINT IS NULL
         OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)
@@ -440,6 +454,13 @@ UPDATE jobs SET
     status = CASE WHEN status = 'running' THEN 'recovering' ELSE status END,
     recovery_deadline = :deadline
 WHERE id = :job_id AND agent_id = :agent_id AND status || '' IN ('running', 'cancelling')
+    AND (
+        :is_seen::INTEGER IS NULL
+        OR (
+            owner_instance_id IS NOT DISTINCT FROM :seen_owner::TEXT
+            AND recovery_deadline IS NOT DISTINCT FROM :seen_deadline::BIGINT
+        )
+    )
 RETURNING id;
 
 -- name: resume_job

@@ -250,6 +250,7 @@ WHERE id = :job_id
     AND status IN (SELECT value FROM json_each(:from_statuses))
     AND (:agent_id IS NULL OR agent_id = :agent_id)
     AND offers = COALESCE(:offer, offers)
+    AND (:is_seen IS NULL OR (owner_instance_id IS :seen_owner AND recovery_deadline IS :seen_deadline))
 RETURNING *, (SELECT demand FROM demand_classes WHERE id = class_id) AS demand;
 UPDATE runs SET
     jobs_live = jobs_live - 1,
@@ -288,6 +289,7 @@ WHERE id = :job_id
     AND status IN (SELECT value FROM json_each(:from_statuses))
     AND (:agent_id IS NULL OR agent_id = :agent_id)
     AND offers = COALESCE(:offer, offers)
+    AND (:is_seen IS NULL OR (owner_instance_id IS :seen_owner AND recovery_deadline IS :seen_deadline))
     AND (
         :grace_ms IS NULL
         OR (unroutable_since <= COALESCE(:now, now_ms()) - :grace_ms AND last_provisioning_error IS NULL)
@@ -359,6 +361,7 @@ UPDATE jobs SET
     status = CASE WHEN status = 'running' THEN 'recovering' ELSE status END,
     recovery_deadline = :deadline
 WHERE id = :job_id AND agent_id = :agent_id AND status IN ('running', 'cancelling')
+    AND (:is_seen IS NULL OR (owner_instance_id IS :seen_owner AND recovery_deadline IS :seen_deadline))
 RETURNING id;
 
 -- name: resume_job
