@@ -80,7 +80,7 @@ class AgentHalf:
         self._settings = settings
         self._register = settings.register
         self._token = settings.token
-        self._route = Route(settings.url, jitter=jitter)
+        self.route = Route(settings.url, jitter=jitter)
         self._timers: Timers[Timer] = Timers()
         self._phase = Phase.OFFLINE
         self._job: HeldJob | None = None
@@ -158,7 +158,7 @@ class AgentHalf:
             return self._exit(ExitCode.DONE, "signal")
         if was_registered:
             self._arm_orphan(now)
-        delay_seconds = self._route.lost(
+        delay_seconds = self.route.lost(
             code, was_registered=was_registered, delay_ms_max=self._ack.reconnect_max_ms, in_hurry=self._job is not None
         )
         self._timers.set(Timer.RETRY, now + delay_seconds)
@@ -303,7 +303,7 @@ class AgentHalf:
             case AgentExit():
                 return self.drain(now)
             case CoordinatorsChanged(coordinators=urls):
-                self._route.registered(urls)
+                self.route.registered(urls)
                 return []
             case RegisterAck():
                 return self._registered(message, now)
@@ -340,14 +340,14 @@ class AgentHalf:
         self._token = given.agent_token
         labels = [*given.labels, *self._settings.self_labels]
         self._register = structs.replace(self._register, agent_id=given.agent_id, labels=labels, scaler_managed=True)
-        self._route.learn([given.orchestrator_url] if given.orchestrator_url else [])
+        self.route.learn([given.orchestrator_url] if given.orchestrator_url else [])
         self._phase = Phase.AUTHENTICATING
         return [Send(AuthRequest(token=self._token))]
 
     def _registered(self, ack: RegisterAck, now: float) -> list[Effect]:
         self._phase = Phase.REGISTERED
         self._ack = ack
-        self._route.registered(ack.coordinators)
+        self.route.registered(ack.coordinators)
         self._timers.clear(Timer.HANDSHAKE, Timer.ORPHAN)
         self._arm_heartbeat(now)
         self.heard(now)
@@ -421,7 +421,7 @@ class AgentHalf:
     def _connect(self) -> list[Effect]:
         self._phase = Phase.CONNECTING
         self._connections += 1
-        return [Connect(self._route.url)]
+        return [Connect(self.route.url)]
 
     def _send_register(self) -> list[Effect]:
         self._phase = Phase.REGISTERING

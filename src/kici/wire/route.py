@@ -27,6 +27,11 @@ class Route:
     def url(self) -> str:
         return self._urls[0]
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All that are known, in the order in which they are tried."""
+        return tuple(self._urls)
+
     def learn(self, urls: Iterable[str]) -> None:
         """Remember other coordinators.  An encrypted route is never left for one in the clear."""
         scheme = "wss://" if self._first_url.startswith("wss://") else ("ws://", "wss://")

@@ -72,6 +72,8 @@ class SimAgent:
         """When it was last seen connected and well, by the stopwatch of the world."""
         self.present_since: float | None = None
         """When it was first seen so, if it has been ever since."""
+        self.away_seconds = 0.0
+        """Since it was last seen connected and well, by the clock on the wall."""
         self.was_turned_away = False
         """At the last attempt: the store could not be asked."""
         truth.process = self
@@ -79,6 +81,11 @@ class SimAgent:
     @property
     def phase(self) -> Phase:
         return self._half.phase
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the coordinators that it knows."""
+        return self._half.route.urls
 
     @property
     def has_step(self) -> bool:

@@ -275,7 +275,8 @@ class World:
         """Look at memory, and at who is well."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            self._wellness.look(self.agents(), is_well=any(site.is_well for site in self.sites))
+            well = [site.coordinator.url for site in self.sites if site.is_well]
+            self._wellness.look(self.agents(), well=well)
             self._check_memory()
             self._check_leaders()
 
