@@ -289,10 +289,9 @@ class Workers:
         return name if name not in others else f"{name}-{hello.worker_id[:8]}"
 
     def _is_over(self, worker_id: str) -> bool:
-        """Not linked, and no agent of it is looked after here."""
-        return worker_id not in self._linked and not any(
-            tracked.spawn.worker_id == worker_id for tracked in self._spawns
-        )
+        """Not linked, and no agent of it is looked after here, or will be: some may be taken over right now."""
+        is_away = worker_id not in self._linked and not self._hosts[worker_id].settling.locked()
+        return is_away and not any(tracked.spawn.worker_id == worker_id for tracked in self._spawns)
 
     def _publish(self) -> None:
         """Scalers of workers, as they are now, to whoever decides."""

@@ -16,7 +16,7 @@ from kici.domain.errors import KiciError, Retryable, StoreDown
 from kici.domain.ids import AgentId, InstanceId, ScalerName, scaler_agent_id
 from kici.domain.job import Job, JobStatus
 from kici.domain.resources import Ask, ResourceRequest
-from kici.domain.spawn import SpawnState
+from kici.domain.spawn import Spawn, SpawnState
 from kici.domain.verdict import AtCap, CapName, InBackoff, NoScalerMatches
 from kici.observe.events import Event
 from kici.services import worker_links
@@ -834,6 +834,40 @@ async def test_agents_are_looked_after_whose_takeover_was_written_and_not_answer
     assert calls == [lost]
     assert bench.coordinator.spawns.get(an_id(7)) is not None
     await bench.passes(400)  # its agent never comes
+    worker.is_clean()
+    await bench.is_clean()
+    await worker.leaves()
+
+
+@benched()
+async def test_a_takeover_that_outlasts_its_link_goes_on_with_the_next_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await a_worker(bench)
+    await an_agent_of_a_peer(bench, worker)
+    method, reached, opened = bench.store.take_over_worker_spawns, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> list[Spawn]:
+        rows = await method(*args, **kwargs)
+        if rows:
+            reached.set()
+            await opened.wait()
+        return rows
+
+    monkeypatch.setattr(bench.store, "take_over_worker_spawns", slow)
+    links = bench.coordinator.workers.links
+    worker.cut_off()
+    await bench.passes(70)
+    worker.reaches(links)
+    await reached.wait()
+    worker.cut_off()
+    await bench.passes(5)
+    worker.reaches(links)
+    await worker.is_linked()
+    worker.machines.die(an_id(7))
+    await bench.passes(10)
+    opened.set()
+    await bench.passes(100)
     worker.is_clean()
     await bench.is_clean()
     await worker.leaves()
