@@ -57,7 +57,7 @@ class Teardown:
         """Set by the composition root: told after each compute of which nothing is left."""
 
     def hold(self) -> None:
-        """End no further compute: backends are about to forget theirs, and the next start goes on from the rows."""
+        """End no further compute, and decide on none: the next start goes on from the rows, with its agents back."""
         self._is_held = True
 
     def begin(self, tracked: TrackedSpawn, reason: ScaleDownReason, *, error: str | None = None) -> None:
@@ -78,7 +78,9 @@ class Teardown:
             self._supervisor.start(f"teardown.{tracked.agent_id}", self._rest(tracked, reason))
 
     def _takes(self, tracked: TrackedSpawn) -> bool:
-        """Once only, and not before its row is there to be ended."""
+        """Once only, and not before its row is there to be ended.  Never while held: nobody is connected any more."""
+        if self._is_held:
+            return False
         if not tracked.is_written:
             tracked.is_unwanted = True
             return False

@@ -390,3 +390,27 @@ async def test_an_agent_that_came_after_the_restart_and_blinks_has_its_own_grace
     await bench.passes(5)  # the grace after the restart is over
     assert await bench.status(later) is JobStatus.RECOVERING
     assert list(bench.machines.alive) == [agent.agent_id]
+
+
+@pytest.mark.spec("D28")
+@benched(a_scaler(reuse=Reuse(idle_seconds=600.0, max_jobs=5)), settings={GRACE: 30_000})
+async def test_a_slow_stop_that_keeps_agents_ends_none_of_them_for_being_away(bench: Bench) -> None:
+    job, agent = await a_running_job(bench)
+    agent.ends(job.id)
+    await bench.passes()
+    await restarts(bench)
+    await agent.registers()
+    later = await bench.submits("linux")
+    assert await agent.starts() == later.id
+    await bench.passes(25)
+    gate = bench.traps.hold("delete_sessions_of", done=False)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(bench.stops(keep_agents=True))
+        await gate.reached()
+        await bench.passes(10)  # the grace after the restart is over
+        gate.open()
+    assert [row.state for row in await bench.spawns()] == [SpawnState.REGISTERED]
+    await bench.starts()
+    await agent.registers((later.id, "running"))
+    agent.ends(later.id)
+    assert (await bench.ended(later)).status is JobStatus.SUCCESS
