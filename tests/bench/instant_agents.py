@@ -56,7 +56,8 @@ class Agent:
         self._crowd = crowd
         self._half = AgentHalf(settings, jitter=random.random)
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.Handle | None = None
         self._wanted: str | None = None
         self._is_wanted = asyncio.Event()
         self._unsent: list[bytes] = []
@@ -132,9 +133,10 @@ class Agent:
     def _arm(self) -> None:
         deadline = self._half.next_deadline()
         if self._timer is not None:
-            if deadline == self._timer.when():
+            if deadline == self._deadline:
                 return
             self._timer.cancel()
+        self._deadline = deadline  # uvloop's handle of one that is past does not tell
         self._timer = None if deadline is None else self._loop.call_at(deadline, self._tick)
 
     def _tick(self) -> None:
