@@ -456,6 +456,9 @@ async def test_a_plan_made_for_empty_tables_stays_good(url: str) -> None:
         "signal": None,
         "reason": None,
         "attempts_add": 0,
+        "is_seen": None,
+        "seen_owner": None,
+        "seen_deadline": None,
         "now": None,
     }
     cases = [
