@@ -28,6 +28,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 METADATA_ADDRESS: Final = "169.254.169.254"
 NEEDED_FOR_CONTAINERS: Final = ("aiodocker", "kici.apps.job_container")
 """Not in every agent's installation: one in somebody else's image has neither."""
+_MAY_MAKE_CONTAINERS: Final = sys.platform == "linux" and all(find_spec(name) for name in NEEDED_FOR_CONTAINERS)
+"""Found out at import, once for all agents that are forked afterwards."""
 
 
 def facts(environ: Mapping[str, str] | None = None) -> HostFacts:
@@ -52,7 +54,7 @@ def facts(environ: Mapping[str, str] | None = None) -> HostFacts:
 
 def find_engine(environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Kind and address of a container engine that we may use, if this installation can talk to one."""
-    if sys.platform != "linux" or any(find_spec(name) is None for name in NEEDED_FOR_CONTAINERS):
+    if not _MAY_MAKE_CONTAINERS:
         return None
     named = named_engine(environ)
     environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **environ}

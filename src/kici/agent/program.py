@@ -23,6 +23,7 @@ from kici.agent.figures import Figures
 from kici.agent.health import Facts, serve
 from kici.agent.mask import needles_of
 from kici.agent.notes import Notes
+from kici.agent.signals import handle_signals
 from kici.agent.step import RunAs, Step, StepOrder
 from kici.agent.workdir import remove_tree, work_root
 from kici.domain.errors import Misconfigured, Permanent
@@ -136,11 +137,14 @@ class Program:
     # --- inputs
 
     def _handle_signals(self) -> None:
-        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._apply(self._half.drain(self._loop.time())))
+        handlers = {
+            signal.SIGCHLD: self._reap,
+            signal.SIGUSR1: lambda: self._apply(self._half.drain(self._loop.time())),
+        }
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._loop.add_signal_handler(number, lambda: self._apply(self._half.stop(self._loop.time())))
+                handlers[number] = lambda: self._apply(self._half.stop(self._loop.time()))
+        handle_signals(self._loop, handlers)
 
     def _reap(self) -> None:
         for pid, code in host.reap():
