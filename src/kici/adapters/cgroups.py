@@ -196,13 +196,15 @@ def _kill_members(folder: Path) -> bool:
         pids = [int(word) for word in (folder / _ENTRY).read_text().split()]
     except OSError:
         return True
+    if not pids:
+        return True
     with suppress(OSError):
         (folder / "freezer.state").write_text("FROZEN")
     for pid in pids:
         _kill_member(folder, pid)
     with suppress(OSError):
         (folder / "freezer.state").write_text("THAWED")
-    return not pids
+    return False
 
 
 def _kill_member(folder: Path, pid: int) -> None:

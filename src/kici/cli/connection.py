@@ -25,7 +25,7 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def environment() -> Mapping[str, str]:
-    return os.environ  # noqa: TID251  # `config.environment` reads a coordinator's settings; a client needs five names
+    return dict(os.environ)  # noqa: TID251  # `config.environment` reads a coordinator's settings; a client needs five names
 
 
 def with_client(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
