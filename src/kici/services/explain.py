@@ -15,6 +15,7 @@ from kici.domain.verdict import (
     AgentsBusy,
     Dispatched,
     Running,
+    SpawnBooting,
     Unroutable,
     Verdict,
     WaitingForNeeds,
@@ -62,10 +63,14 @@ class Explain:
                 assert job.status in TERMINAL or job.status is JobStatus.PENDING, job
                 return []
 
+    def booting(self, job: Job) -> SpawnBooting | None:
+        """The agent that is being made for a queued job.  Nothing else that holds for such a job is nearer."""
+        found = self._manager.booting_for(job.id) if job.status is JobStatus.QUEUED else None
+        return None if found is None else msgspec.structs.replace(found, trouble=job.last_provisioning_error)
+
     def _waiting(self, job: Job) -> list[Verdict]:
-        booting = self._manager.booting_for(job.id)
+        booting = self.booting(job)
         if booting is not None:
-            booting = msgspec.structs.replace(booting, trouble=job.last_provisioning_error)
             return [booting, *self._manager.refusals(job.demand, before=booting.scaler)]
         found: list[Verdict] = []
         serving = self._registry.serving(job.demand)

@@ -46,6 +46,9 @@ class ExplainAll:
 
     async def nearest(self, job: Job) -> Verdict | None:
         """What this coordinator makes of a job, in a list of many; nothing where only another could serve it."""
+        booting = self._explain.booting(job)
+        if booting is not None:
+            return booting
         verdicts = await self._explain.verdicts(job)
         if not verdicts:
             return None
