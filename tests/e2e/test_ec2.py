@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from types import ModuleType
 import pytest
 
 from kici.decide.reap import reap_grace_ms
+from kici.testing.ports import free_port
 from kici.testing.programs import CoordinatorProgram, environment, until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -123,9 +123,7 @@ class Cloud:
 
 @contextmanager
 def a_cloud() -> Iterator[Cloud]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         env=environment(),
@@ -134,7 +132,7 @@ def a_cloud() -> Iterator[Cloud]:
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: _answers(url), seconds=30, what="the cloud answers")
+        until(lambda: _answers(url), seconds=60, what="the cloud answers")
         cloud = Cloud(url)
         try:
             yield cloud
@@ -186,7 +184,7 @@ def test_each_job_gets_an_instance_and_all_are_terminated(program: CoordinatorPr
     jobs = [program.submit("true", "-l", "ec2") for _ in range(JOBS)]
     until(lambda: ended(program, jobs), seconds=SECONDS, what="all jobs succeed")
     until(lambda: cloud.alive() == [], seconds=SECONDS, what="all instances are terminated")
-    until(lambda: program.admin("provisions") == [], seconds=30, what="no row is left")
+    until(lambda: program.admin("provisions") == [], seconds=60, what="no row is left")
     assert len(cloud.seen) == JOBS
     assert {program.job(job)["agentId"] for job in jobs} == set(cloud.seen.values())
 

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tests.engines import Server, migrated_database
 
+from kici.testing.ports import free_port
 from kici.testing.programs import CoordinatorProgram, environment, until
 
 pytestmark = pytest.mark.timeout(180)
@@ -101,13 +101,13 @@ def test_jobs_run_on_machines_that_a_workflow_makes(program: CoordinatorProgram)
         assert program.output(jobs[0]) == "0\nmade\n"
         assert {program.job(job)["scaler"] for job in jobs} == {"machines"}
         until(lambda: host.machines() == [], seconds=60, what="all machines are given back")
-        until(program.is_clean, seconds=30, what="nothing is left of the provisioning agents")
-        events = program.admin("events", "list", "-n", "500")
+        until(program.is_clean, seconds=60, what="nothing is left of the provisioning agents")
         until(
             lambda: {each["state"] for each in program.admin("events", "list", "-n", "500")} == {"processed"},
-            seconds=20,
+            seconds=60,
             what="all events are handled",
         )
+        events = program.admin("events", "list", "-n", "500")
         ups = [each for each in events if each["name"] == "kici.scaler.scale-up"]
         assert len(ups) == 10
         assert {each["payload"]["claimCode"] for each in ups} == {"[redacted]"}
@@ -116,9 +116,7 @@ def test_jobs_run_on_machines_that_a_workflow_makes(program: CoordinatorProgram)
 def test_a_signed_webhook_makes_machines_too_and_a_crash_loses_none(
     program: CoordinatorProgram, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     assert program.run("admin", "secrets", "set", "hooks:machines", given=SECRET).returncode == 0
@@ -140,17 +138,10 @@ def test_a_signed_webhook_makes_machines_too_and_a_crash_loses_none(
 
 def test_a_missing_subscriber_is_told_to_the_job_within_seconds(program: CoordinatorProgram) -> None:
     job = program.submit("true", "-l", "machine")
-    until(lambda: "nobody subscribes" in program.run("explain", job).stdout, seconds=10, what="the job says why")
+    until(lambda: "nobody subscribes" in program.run("explain", job).stdout, seconds=30, what="the job says why")
     with serving() as host:
         apply_workflow(program, host.state)
         until(lambda: program.job(job)["status"] == "success", seconds=90, what="recovery is automatic")
-
-
-def closed_port() -> int:
-    """Where nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture
@@ -166,14 +157,14 @@ def test_a_workflow_that_fails_is_told_to_the_job_within_seconds(hasty: Coordina
     document = {"ref": "kici/local-machines", "on": {"kici.scaler.scale-up": {"jobs": {"provision": jobs}}}}
     assert hasty.run("workflow", "apply", "-", given=json.dumps(document)).returncode == 0
     job = hasty.submit("true", "-l", "machine")
-    until(lambda: "no quota left" in hasty.run("explain", job).stdout, seconds=15, what="the job says why")
+    until(lambda: "no quota left" in hasty.run("explain", job).stdout, seconds=30, what="the job says why")
     with serving() as host:
         apply_workflow(hasty, host.state)
         until(lambda: hasty.job(job)["status"] == "success", seconds=60, what="recovery is automatic")
 
 
 def test_a_webhook_that_is_down_is_told_to_the_job_within_seconds(hasty: CoordinatorProgram, tmp_path: Path) -> None:
-    port = closed_port()
+    port = free_port()
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     assert hasty.run("admin", "secrets", "set", "hooks:machines", given=SECRET).returncode == 0
@@ -184,7 +175,7 @@ def test_a_webhook_that_is_down_is_told_to_the_job_within_seconds(hasty: Coordin
     }
     assert hasty.run("workflow", "apply", "-", given=json.dumps(document)).returncode == 0
     job = hasty.submit("true", "-l", "machine")
-    until(lambda: "cannot be reached" in hasty.run("explain", job).stdout, seconds=15, what="the job says why")
+    until(lambda: "cannot be reached" in hasty.run("explain", job).stdout, seconds=30, what="the job says why")
     with serving("--port", str(port), "--secret-file", str(secret)) as host:
         until(lambda: hasty.job(job)["status"] == "success", seconds=90, what="recovery is automatic")
         until(lambda: host.machines() == [], seconds=60, what="the machine is given back")

@@ -85,11 +85,11 @@ def test_two_hundred_jobs_survive_ten_edits(tmp_path: Path) -> None:
         following = kici.background("submit", str(run))
         outcomes, succeeded = [], 0
         for edit in EDITS:
-            until(lambda: together(kici.data_dir) or scalers.read_text() == ASIDE, seconds=20, what="jobs run")
+            until(lambda: together(kici.data_dir) or scalers.read_text() == ASIDE, seconds=60, what="jobs run")
             scalers.write_text(edit.replace("{program}", str(never)))
             outcomes.append(reload(kici))
             if edit != ASIDE:
-                until(partial(goes_on, kici, succeeded), seconds=30, what=f"jobs go on after {outcomes}")
+                until(partial(goes_on, kici, succeeded), seconds=60, what=f"jobs go on after {outcomes}")
             succeeded = ended(kici)
         assert outcomes == OUTCOMES
         assert succeeded < JOBS, "every edit met jobs that waited or ran"
@@ -99,16 +99,16 @@ def test_two_hundred_jobs_survive_ten_edits(tmp_path: Path) -> None:
         assert [found["status"] for found in jobs.values()] == ["success"] * JOBS
         assert {found["scaler"] for found in jobs.values()} == {"work"}
         assert len(watch.most) <= 20, "the largest cap of any file"
-        until(kici.is_clean, seconds=20, what="nothing is left of the agents")
+        until(kici.is_clean, seconds=60, what="nothing is left of the agents")
         until(
             lambda: [row["state"] for row in kici.admin("scaler", "status")] == ["ready"],
-            seconds=40,
+            seconds=60,
             what="the scaler that was taken out has retired",
         )
         assert not trace.exists(), "an agent of a rejected file was made"
         scalers.write_text((GOOD + NEVER).format(program=never))
         assert reload(kici) == "applied"
-        until(trace.exists, seconds=20, what="the trace is left by who is accepted")
+        until(trace.exists, seconds=60, what="the trace is left by who is accepted")
 
 
 def reload(kici: CoordinatorProgram) -> str:

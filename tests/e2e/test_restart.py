@@ -28,7 +28,7 @@ def start_ten(kici: CoordinatorProgram) -> list[str]:
     jobs = [kici.submit(TICKS.format(name=n, gate=gate)) for n in range(10)]
     until(
         lambda: all(job["status"] == "running" for job in kici.jobs().values()),
-        seconds=30,
+        seconds=60,
         what="all ten jobs run",
     )
     gate.touch()
@@ -42,7 +42,7 @@ def check_all_ended_well(kici: CoordinatorProgram, jobs: list[str]) -> None:
         assert found["status"] == "success", found
         assert kici.output(job) == whole(str(n))
         assert found["attempts"] <= 1
-    until(kici.is_clean, seconds=20, what="nothing is left of the agents")
+    until(kici.is_clean, seconds=60, what="nothing is left of the agents")
 
 
 def test_kill_9_of_the_coordinator_costs_no_running_job(kici: CoordinatorProgram) -> None:
@@ -57,7 +57,7 @@ def test_stop_and_keep_agents_costs_no_running_job(kici: CoordinatorProgram) -> 
     jobs = start_ten(kici)
     assert kici.run("admin", "stop", "--keep-agents").returncode == 0
     assert kici.process is not None
-    assert kici.process.wait(20) == 0
+    assert kici.process.wait(60) == 0
     assert len(kici.agent_processes()) >= 10
     kici.start()
     check_all_ended_well(kici, jobs)
@@ -75,7 +75,7 @@ def test_agents_that_died_meanwhile_end_their_jobs_once_with_the_reason(kici: Co
         found = kici.job(job)
         assert found["status"] == "failed"
         assert "lost" in found["reason"]
-    until(kici.is_clean, seconds=20, what="nothing is left of the agents")
+    until(kici.is_clean, seconds=60, what="nothing is left of the agents")
 
 
 @pytest.mark.spec("T7.2")
@@ -96,14 +96,14 @@ def test_term_ends_everything_in_bounded_time(kici: CoordinatorProgram) -> None:
 @pytest.mark.spec("T7.8")
 def test_kill_9_of_an_agent_settles_its_job_and_frees_everything(kici: CoordinatorProgram) -> None:
     job = kici.submit("sleep 60 & sleep 61")
-    until(lambda: kici.job(job)["status"] == "running", seconds=20, what="the job runs")
+    until(lambda: kici.job(job)["status"] == "running", seconds=60, what="the job runs")
     agent = kici.job(job)["agentId"]
     pid = next(pid for pid in kici.agent_processes())
     os.kill(pid, signal.SIGKILL)
-    until(lambda: kici.job(job)["status"] == "failed", seconds=20, what="the job is settled")
+    until(lambda: kici.job(job)["status"] == "failed", seconds=60, what="the job is settled")
     assert agent in kici.job(job)["reason"]
-    until(kici.is_clean, seconds=20, what="its process group is gone")
-    assert kici.admin("agents") == []
+    until(kici.is_clean, seconds=60, what="its process group is gone")
+    until(lambda: kici.admin("agents") == [], seconds=60, what="nobody looks after any agent")
 
 
 def test_a_spawn_that_was_booting_serves_its_job_after_a_restart(kici: CoordinatorProgram) -> None:
@@ -113,4 +113,4 @@ def test_a_spawn_that_was_booting_serves_its_job_after_a_restart(kici: Coordinat
     until(lambda: over(kici, [job]), seconds=60, what="the job ends")
     assert kici.job(job)["status"] == "success"
     assert kici.output(job) == "served\n"
-    until(kici.is_clean, seconds=20, what="nothing is left of the agents")
+    until(kici.is_clean, seconds=60, what="nothing is left of the agents")

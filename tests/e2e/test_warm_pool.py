@@ -48,7 +48,7 @@ def test_kill_and_restart_leave_ten_warm_agents(tmp_path: Path) -> None:
     with CoordinatorProgram(tmp_path / "data", extra=["--scalers", str(scalers)]) as kici:
         with AgentWatch(kici.data_dir) as watch:
             for enough in (1, 4, 8):  # killed in the middle of the first filling
-                until(partial(has, kici, enough), seconds=30, what="it fills")
+                until(partial(has, kici, enough), seconds=60, what="it fills")
                 kici.stop(signal.SIGKILL)
                 kici.start()
             until(lambda: is_full(kici), seconds=60, what="the pool is full")
@@ -71,6 +71,6 @@ def test_kill_and_restart_leave_ten_warm_agents(tmp_path: Path) -> None:
         assert kici.run("run", "--", "echo", "warm").stdout == "warm\n"
         (job,) = kici.jobs().values()
         assert any(mark.endswith(job["agentId"]) for mark in warm), "the job went to one that was there"
-        until(lambda: is_full(kici), seconds=30, what="the pool is full again")
+        until(lambda: is_full(kici), seconds=60, what="the pool is full again")
         kici.stop(signal.SIGTERM)
         assert kici.is_clean()

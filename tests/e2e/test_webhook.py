@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kici.testing.ports import free_port
 from kici.testing.programs import CoordinatorProgram, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-ci-sends-jobs.md"
@@ -29,8 +30,7 @@ def hook(kici: CoordinatorProgram, tmp_path: Path) -> Iterator[str]:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     made = kici.run("admin", "token", "create", "forge", "--role", "submitter")
     assert made.returncode == 0, made.stderr
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     given = {"KICI_URL": f"http://127.0.0.1:{kici.port}", "KICI_TOKEN": made.stdout.strip().splitlines()[-1]}
     with (tmp_path / "hook.log").open("wb") as log:
         program = subprocess.Popen(
@@ -38,7 +38,7 @@ def hook(kici: CoordinatorProgram, tmp_path: Path) -> Iterator[str]:
             env={**os.environ, **given, "WEBHOOK_SECRET": SECRET, "PORT": str(port)},
             stderr=log,
         )
-    until(lambda: _answers(port), seconds=10, what="the webhook listens")
+    until(lambda: _answers(port), seconds=60, what="the webhook listens")
     yield f"http://127.0.0.1:{port}"
     program.terminate()
     program.wait(10)
@@ -83,7 +83,7 @@ def test_a_push_becomes_one_job_however_often_it_is_delivered(
 ) -> None:
     assert deliver(hook, push) < 300
     assert deliver(hook, push) < 300
-    until(lambda: [job["status"] for job in kici.jobs().values()] == ["success"], seconds=30, what="the job succeeds")
+    until(lambda: [job["status"] for job in kici.jobs().values()] == ["success"], seconds=60, what="the job succeeds")
     (job_id,) = kici.jobs()
     assert kici.output(job_id) == f"tested {push['after']}\n"
 

@@ -46,7 +46,7 @@ def start_five(kici: CoordinatorProgram) -> list[str]:
     """Five jobs that have just begun on the worker."""
     gate = kici.data_dir.with_name("gate")
     jobs = [kici.submit(TICKS.format(name=n, gate=gate), "-l", "far") for n in range(5)]
-    until(lambda: all(job["status"] == "running" for job in kici.jobs().values()), seconds=40, what="all jobs run")
+    until(lambda: all(job["status"] == "running" for job in kici.jobs().values()), seconds=60, what="all jobs run")
     gate.touch()
     return jobs
 
@@ -57,8 +57,8 @@ def check_all_ended_well(kici: CoordinatorProgram, worker: WorkerProgram, jobs: 
         found = kici.job(job)
         assert (found["status"], found["attempts"]) == ("success", 0), found
         assert kici.output(job) == whole(n)
-    until(worker.is_clean, seconds=30, what="nothing is left on the worker")
-    until(lambda: kici.admin("agents") == [], seconds=30, what="nobody looks after any agent")
+    until(worker.is_clean, seconds=60, what="nothing is left on the worker")
+    until(lambda: kici.admin("agents") == [], seconds=60, what="nobody looks after any agent")
 
 
 @pytest.mark.spec("D5")
@@ -67,7 +67,7 @@ def test_a_job_runs_on_the_worker_through_its_relay(coordinator: CoordinatorProg
     assert (done.stdout, done.returncode) == ("over there\n", 3), done.stderr
     (job,) = coordinator.jobs().values()
     assert job["scaler"].endswith("/far")
-    until(worker.is_clean, seconds=15, what="nothing is left on the worker")
+    until(worker.is_clean, seconds=60, what="nothing is left on the worker")
     credential = worker.data_dir / "worker-credential"
     assert credential.stat().st_mode & 0o777 == 0o600
 
@@ -114,9 +114,9 @@ def test_a_worker_that_stops_ends_its_agents_and_says_why(
     jobs = start_five(coordinator)
     assert worker.stop(signal.SIGTERM) == 0
     assert worker.is_clean()
-    until(lambda: all(job["finishedAt"] for job in coordinator.jobs().values()), seconds=30, what="all jobs end")
+    until(lambda: all(job["finishedAt"] for job in coordinator.jobs().values()), seconds=60, what="all jobs end")
     assert {coordinator.job(job)["status"] for job in jobs} == {"failed"}
-    until(lambda: coordinator.admin("agents") == [], seconds=30, what="nobody looks after any agent")
+    until(lambda: coordinator.admin("agents") == [], seconds=60, what="nobody looks after any agent")
 
 
 def test_a_worker_that_stops_and_keeps_its_agents_costs_no_job(
@@ -143,10 +143,10 @@ def test_a_coordinator_that_stops_leaves_the_jobs_of_its_worker_running(
 
 def test_an_agent_that_is_killed_settles_its_job(coordinator: CoordinatorProgram, worker: WorkerProgram) -> None:
     job = coordinator.submit("sleep 60", "-l", "far")
-    until(lambda: coordinator.job(job)["status"] == "running", seconds=30, what="the job runs")
+    until(lambda: coordinator.job(job)["status"] == "running", seconds=60, what="the job runs")
     worker.kill_agents()
-    until(lambda: coordinator.job(job)["status"] == "failed", seconds=20, what="the job is settled")
-    until(worker.is_clean, seconds=20, what="nothing is left on the worker")
+    until(lambda: coordinator.job(job)["status"] == "failed", seconds=60, what="the job is settled")
+    until(worker.is_clean, seconds=60, what="nothing is left on the worker")
 
 
 @pytest.mark.spec("T4.1", "T4.2")
@@ -161,14 +161,14 @@ def test_a_revoked_worker_ends_with_its_agents_and_the_token_is_spent(
     assert "Invalid token" in second.log.read_text()
 
     job = coordinator.submit("sleep 60", "-l", "far")
-    until(lambda: coordinator.job(job)["status"] == "running", seconds=30, what="the job runs")
+    until(lambda: coordinator.job(job)["status"] == "running", seconds=60, what="the job runs")
     (peer,) = [each for each in coordinator.admin("peers") if each["role"] == "worker"]
     assert coordinator.run("admin", "worker", "revoke", peer["id"]).returncode == 0
     assert worker.process is not None
     assert worker.process.wait(40) == 1
     assert "Credential revoked" in worker.log.read_text()
-    until(lambda: coordinator.job(job)["status"] == "failed", seconds=20, what="the job is settled")
-    until(worker.is_clean, seconds=20, what="nothing is left on the worker")
+    until(lambda: coordinator.job(job)["status"] == "failed", seconds=60, what="the job is settled")
+    until(worker.is_clean, seconds=60, what="nothing is left on the worker")
     (peer,) = [each for each in coordinator.admin("peers") if each["role"] == "worker"]
     assert peer["state"] == "revoked"
     assert "no worker" in coordinator.run("admin", "worker", "revoke", "nobody").stderr
@@ -180,13 +180,13 @@ def test_hup_takes_over_a_changed_scalers_file_of_a_worker(
 ) -> None:
     gate = tmp_path / "gate"
     old = coordinator.submit(f"while [ ! -e {gate} ]; do sleep 0.1; done; echo finished", "-l", "far")
-    until(lambda: coordinator.job(old)["status"] == "running", seconds=30, what="a job runs")
+    until(lambda: coordinator.job(old)["status"] == "running", seconds=60, what="a job runs")
     before = worker.scalers.read_text()
     assert worker.process is not None
 
     worker.scalers.write_text("version: 1\nscalers: [{name: x}]\n")
     worker.process.send_signal(signal.SIGHUP)
-    until(lambda: "reload.rejected" in worker.log.read_text(), seconds=10, what="a faulty file is refused")
+    until(lambda: "reload.rejected" in worker.log.read_text(), seconds=60, what="a faulty file is refused")
     assert coordinator.run("run", "-l", "far", "--", "echo", "as before").stdout == "as before\n"
 
     worker.scalers.write_text(before.replace("name: far", "name: near").replace("[linux, far]", "[linux, near]"))
@@ -194,13 +194,13 @@ def test_hup_takes_over_a_changed_scalers_file_of_a_worker(
     done = coordinator.run("run", "-l", "near", "--", "echo", "new")
     assert done.stdout == "new\n"
     late = coordinator.submit("true", "-l", "far")
-    until(lambda: "far" in coordinator.run("explain", late).stdout, seconds=10, what="the old one is offered no more")
+    until(lambda: "far" in coordinator.run("explain", late).stdout, seconds=60, what="the old one is offered no more")
     assert coordinator.job(late)["status"] == "queued"
     gate.touch()
-    until(lambda: coordinator.job(old)["status"] == "success", seconds=30, what="what ran there has finished")
+    until(lambda: coordinator.job(old)["status"] == "success", seconds=60, what="what ran there has finished")
     assert coordinator.output(old) == "finished\n"
     assert coordinator.run("cancel", late).returncode == 0
-    until(worker.is_clean, seconds=30, what="nothing is left on the worker")
+    until(worker.is_clean, seconds=60, what="nothing is left on the worker")
 
 
 @pytest.mark.spec("D5")
@@ -218,7 +218,7 @@ def test_a_warm_pool_is_kept_on_the_worker(coordinator: CoordinatorProgram, work
     until(lambda: len(idle()) == 2, seconds=60, what="two agents wait")
     before = idle()
     job = coordinator.submit("echo warm", "-l", "far")
-    until(lambda: coordinator.job(job)["status"] == "success", seconds=30, what="the job runs")
+    until(lambda: coordinator.job(job)["status"] == "success", seconds=60, what="the job runs")
     assert coordinator.job(job)["agentId"] in before, "on one that waited"
     until(lambda: len(idle()) == 2, seconds=60, what="two agents wait again")
     worker.stop(signal.SIGKILL)

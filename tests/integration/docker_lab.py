@@ -90,8 +90,13 @@ class LabCoordinator(CoordinatorProgram):
     def is_gone(self) -> bool:
         return not self.containers()
 
-    def settle(self, seconds: float = 15.0) -> None:
+    def settle(self, seconds: float = 60.0) -> None:
         until(self.is_gone, seconds=seconds, what="its containers are gone")
+
+
+def until_no_rules(lab: Lab) -> None:
+    """They go a moment after the container that they were for."""
+    until(lambda: not rules(lab), seconds=60, what="no rules are left")
 
 
 def rules(lab: Lab) -> set[str]:

@@ -164,9 +164,8 @@ async def test_a_coordinator_killed_while_it_spawns_loses_none(tmp_path: Path, l
     for _ in range(1 + moment * 5):
         coordinator.stdout.readline()
     _kill(coordinator)
+    running = {AgentId(name) for name in (await _settled(tmp_path)).values()}
     async with local(tmp_path) as here:
-        await asyncio.sleep(0.2)  # what was being started comes up
-        running = {AgentId(name) for name in marked(tmp_path).values()}
         assert running
         owned = frozenset(sorted(running)[:1])
         assert len(await here.backend.recover(owned)) == 1
@@ -224,6 +223,16 @@ def _kill(coordinator: subprocess.Popen[str]) -> None:
     coordinator.wait()
     assert coordinator.stdout is not None
     coordinator.stdout.close()
+
+
+async def _settled(folder: Path) -> dict[int, str]:
+    """What runs when nobody is left who would start more, and what was being started has come up."""
+    await until(lambda: not _zygotes(folder))
+    before, found = None, marked(folder)
+    while found != before:
+        await asyncio.sleep(0.5)
+        before, found = found, marked(folder)
+    return found
 
 
 def _zygotes(folder: Path) -> list[str]:

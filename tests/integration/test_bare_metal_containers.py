@@ -51,7 +51,7 @@ def test_its_agents_are_isolated_containers_within_their_limits(engine: Lab) -> 
         assert kici.job(job)["agentId"].startswith("scaler-bare-metal-")
         assert kici.run("cancel", job).returncode == 0
         kici.settle()
-        assert address not in rules(engine)
+        until(lambda: address not in rules(engine), seconds=60, what="its rules are gone")
         done = kici.run("run", "-l", "host", "--", "/bin/sh", "-c", "pwd; exit 4")
         assert done.returncode == 4, done.stderr
         assert done.stdout.startswith("/.kici/scaler-bare-metal-")
@@ -73,7 +73,7 @@ def test_a_restart_finds_them_again_also_when_their_scaler_was_removed(engine: L
         for one in kici.containers():
             kici.lab.run("docker", "-H", f"unix://{engine.socket}", "exec", one["Id"], "/bin/sh", "-c", "echo > /stop")
         until(lambda: all(kici.job(job)["status"] == "success" for job in jobs), seconds=60, what="both go on")
-        kici.settle(30)
+        kici.settle()
 
 
 @pytest.mark.spec("scaler 30.10.12")
@@ -81,7 +81,7 @@ def test_without_an_engine_the_failure_names_its_label(engine: Lab) -> None:
     with coordinator(engine, "none", a_scaler(), XDG_RUNTIME_DIR="/nowhere") as kici:
         job = kici.submit("true", "-l", "host")
         told = "which need an engine on this host (label kici:runtime:docker)"
-        until(lambda: told in kici.run("explain", job).stdout, seconds=30, what="the reason is told")
+        until(lambda: told in kici.run("explain", job).stdout, seconds=60, what="the reason is told")
         assert kici.run("cancel", job).returncode == 0
         checked = kici.run("doctor", "--scalers", str(kici.scalers))
         assert checked.returncode != 0

@@ -8,7 +8,7 @@ import pytest
 from tests.contract import container_benches as benches
 from tests.contract.backend_benches import an_order
 from tests.docker_engine import Lab, busybox_tree, lab
-from tests.integration.docker_lab import BUSYBOX, a_pool, coordinator, import_images, rules
+from tests.integration.docker_lab import BUSYBOX, a_pool, coordinator, import_images, rules, until_no_rules
 
 from kici.backends.container.backend import SWEEP_AT_ONCE
 from kici.decide.container_plan import AGENT
@@ -42,9 +42,13 @@ def test_jobs_that_come_together_each_get_a_container_and_leave_none(engine: Lab
             what="all of them have run",
         )
         assert sorted(int(kici.output(job)) for job in jobs) == list(range(JOBS))
-        kici.settle(30)
-        assert rules(engine) == set()
-        assert "s_scaler" not in engine.run("nft", "list", "table", "bridge", "kici_agent_net")
+        kici.settle()
+        until_no_rules(engine)
+        until(
+            lambda: "s_scaler" not in engine.run("nft", "list", "table", "bridge", "kici_agent_net"),
+            seconds=60,
+            what="nor of a frame",
+        )
 
 
 async def test_orphans_that_run_and_that_ended_are_all_removed_with_their_rules(engine: Lab, tmp_path: Path) -> None:

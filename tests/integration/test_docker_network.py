@@ -187,14 +187,14 @@ def test_host_access_replaces_what_is_granted(kici: LabCoordinator) -> None:
 def test_no_host_access_means_not_even_the_coordinator(kici: LabCoordinator) -> None:
     kici.settle()
     job = kici.submit("true", "-l", "shut")
-    until(lambda: len(kici.containers()) == 1, seconds=20, what="its agent is made")
+    until(lambda: len(kici.containers()) == 1, seconds=60, what="its agent is made")
     (one,) = kici.containers()
 
     def output() -> str:
         return kici.lab.run("sh", "-c", f"docker -H unix://{kici.lab.socket} logs {one['Id']} 2>&1")
 
     until(
-        lambda: "cannot connect" in output() or "agent.disconnected" in output(), seconds=20, what="it cannot connect"
+        lambda: "cannot connect" in output() or "agent.disconnected" in output(), seconds=60, what="it cannot connect"
     )
     assert kici.job(job)["status"] == "queued"
     assert kici.run("cancel", job).returncode == 0
@@ -204,7 +204,7 @@ def test_no_host_access_means_not_even_the_coordinator(kici: LabCoordinator) -> 
 def test_agents_cannot_reach_each_other(kici: LabCoordinator) -> None:
     kici.settle()
     listening = kici.submit("nc -l -p 7000 -e echo hi", "-l", "plain")
-    until(lambda: kici.job(listening)["status"] == "running", seconds=20, what="the first one listens")
+    until(lambda: kici.job(listening)["status"] == "running", seconds=60, what="the first one listens")
     (one,) = kici.containers()
     address = one["NetworkSettings"]["Networks"]["kici-agent-net"]["IPAddress"]
     assert probe(kici, "plain", f"{address}:7000") == {f"{address}:7000": "closed"}
@@ -217,7 +217,7 @@ def test_packets_from_an_invented_or_a_borrowed_address_get_nowhere(kici: LabCoo
     address that nobody has nor from a neighbour's, who may reach both."""
     kici.settle()
     neighbour = kici.submit("sleep 1000", "-l", "plain")
-    until(lambda: kici.job(neighbour)["status"] == "running", seconds=30, what="the neighbour runs")
+    until(lambda: kici.job(neighbour)["status"] == "running", seconds=60, what="the neighbour runs")
     (one,) = kici.containers()
     borrowed = one["NetworkSettings"]["Networks"]["kici-agent-net"]["IPAddress"]
     heard = kici.lab.folder / "heard"
@@ -226,11 +226,16 @@ def test_packets_from_an_invented_or_a_borrowed_address_get_nowhere(kici: LabCoo
     world = ("ip", "netns", "exec", kici.lab.others_namespaces[0])
     kici.lab.spawn(*world, "python3", datagrams, "5300", output=heard)
     kici.lab.spawn("python3", datagrams, str(kici.port), output=heard)
-    until(lambda: heard.read_text().count("listening") == 2, seconds=10, what="both listen")
+    until(lambda: heard.read_text().count("listening") == 2, seconds=60, what="both listen")
     targets = (f"{INTERNET}:5300", f"{GATEWAY}:{kici.port}")
     done = kici.run("run", "-l", "plain", "--", *PYTHON, "-I", "-S", "-c", FORGE, INVENTED, borrowed, *targets)
     assert done.returncode == 0, done.stderr
     own = done.stdout.strip()
+    until(
+        lambda: {f"honest {one} from" in heard.read_text() for one in targets} == {True},
+        seconds=60,
+        what="all is heard",
+    )
     told = [line for line in heard.read_text().splitlines() if line != "listening"]
     assert own not in (borrowed, INVENTED)
     assert sorted(set(told)) == [
@@ -245,17 +250,23 @@ def test_packets_from_an_invented_or_a_borrowed_address_get_nowhere(kici: LabCoo
 def test_after_destroy_no_rule_is_left_and_a_neighbours_stands(kici: LabCoordinator) -> None:
     first, second = (kici.submit("while ! test -e /stop; do sleep 0.1; done", "-l", "plain") for _ in range(2))
     until(
-        lambda: {kici.job(job)["status"] for job in (first, second)} == {"running"}, seconds=30, what="both of them run"
+        lambda: {kici.job(job)["status"] for job in (first, second)} == {"running"}, seconds=60, what="both of them run"
     )
     assert len(rules(kici.lab)) == 2
     assert kici.run("cancel", first).returncode == 0
-    until(lambda: len(rules(kici.lab)) == 1, seconds=20, what="the first one's rules are gone")
+    until(lambda: len(rules(kici.lab)) == 1, seconds=60, what="the first one's rules are gone")
     assert kici.job(second)["status"] == "running"
-    chains = kici.lab.run("nft", "list", "table", "inet", TABLE)
-    assert chains.count("chain f_") == chains.count("chain i_") == 1
+
+    def chains() -> tuple[int, int]:
+        listed = kici.lab.run("nft", "list", "table", "inet", TABLE)
+        return listed.count("chain f_"), listed.count("chain i_")
+
+    until(lambda: chains() == (1, 1), seconds=60, what="and its chains; the second one's stand")
     assert kici.run("cancel", second).returncode == 0
-    until(lambda: not rules(kici.lab), seconds=20, what="the second one's rules are gone")
-    assert "chain f_" not in kici.lab.run("nft", "list", "table", "inet", TABLE)
+    until(lambda: not rules(kici.lab), seconds=60, what="the second one's rules are gone")
+    until(
+        lambda: "chain f_" not in kici.lab.run("nft", "list", "table", "inet", TABLE), seconds=60, what="and its chains"
+    )
 
 
 def test_without_the_right_to_filter_the_refusal_says_so(engine: Lab) -> None:
@@ -263,6 +274,6 @@ def test_without_the_right_to_filter_the_refusal_says_so(engine: Lab) -> None:
     powerless = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin")
     with coordinator(engine, "powerless", a_pool(engine), within=powerless) as kici:
         job = kici.submit("true", "-l", "pool")
-        until(lambda: "NET_ADMIN is missing" in kici.run("explain", job).stdout, seconds=20, what="it is explained")
+        until(lambda: "NET_ADMIN is missing" in kici.run("explain", job).stdout, seconds=60, what="it is explained")
         assert not kici.containers()
         assert kici.run("cancel", job).returncode == 0

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ auth: {{htpasswd: {{realm: tests, path: {folder}/htpasswd}}}}
 """
     )
     lab.spawn("docker-registry", "serve", folder / "config.yml", output=folder / "log")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not _answers(lab):
         assert time.monotonic() < deadline, (folder / "log").read_text()
         time.sleep(0.1)
@@ -234,6 +235,9 @@ def test_the_password_is_in_no_container_process_or_log(kici: LabCoordinator, la
     assert looks.shown_by == set()
     job_id = next(iter(kici.jobs(limit=1)))
     assert RIGHT.encode() not in said + errors
-    logs = [kici.log, kici.lab.log, *(kici.data_dir / "agents").glob("*.log")]
+    logs = [kici.log, kici.lab.log]
     everything = "".join(path.read_text(errors="replace") for path in logs) + json.dumps(kici.job(job_id))
+    for path in (kici.data_dir / "agents").glob("*.log"):
+        with suppress(FileNotFoundError):  # it goes with its agent
+            everything += path.read_text(errors="replace")
     assert RIGHT not in everything + kici.run("explain", job_id).stdout

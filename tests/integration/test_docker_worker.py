@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.docker_engine import Lab, lab
-from tests.integration.docker_lab import BUSYBOX, a_pool, import_images, rules
+from tests.integration.docker_lab import BUSYBOX, a_pool, import_images, until_no_rules
 
 from kici.testing.programs import CoordinatorProgram, until
 from kici.testing.worker_program import WorkerProgram
@@ -65,8 +65,8 @@ def test_a_job_runs_in_a_container_on_the_workers_host(engine: Lab) -> None:
     with a_pair(engine, "runs") as (pair, coordinator, worker):
         done = coordinator.run("run", "-l", "far", "--", "sh", "-c", "echo inside; exit 4")
         assert (done.stdout, done.returncode) == ("inside\n", 4), done.stderr
-        until(lambda: not pair.containers(worker), seconds=20, what="its container is gone")
-        assert not rules(engine)
+        until(lambda: not pair.containers(worker), seconds=60, what="its container is gone")
+        until_no_rules(engine)
 
 
 @pytest.mark.spec("D5", "D11")
@@ -75,7 +75,7 @@ def test_a_job_brings_its_own_image_to_a_worker(engine: Lab) -> None:
         document = {"name": "own", "runsOn": ["far"], "container": {"image": BUSYBOX}, "run": "echo of my own"}
         done = coordinator.run("submit", "-", given=json.dumps({"jobs": {"own": document}}))
         assert "of my own" in done.stdout, done.stderr
-        until(lambda: not pair.containers(worker), seconds=20, what="its container is gone")
+        until(lambda: not pair.containers(worker), seconds=60, what="its container is gone")
 
 
 @pytest.mark.spec("D5", "D28")
@@ -83,7 +83,7 @@ def test_a_job_brings_its_own_image_to_a_worker(engine: Lab) -> None:
 def test_kill_9_costs_no_job_in_a_container_of_a_worker(engine: Lab, who: str) -> None:
     with a_pair(engine, f"killed-{who}") as (pair, coordinator, worker):
         job = coordinator.submit(UNTIL_TOLD, "-l", "far")
-        until(lambda: "begun" in coordinator.output(job), seconds=40, what="the job has begun")
+        until(lambda: "begun" in coordinator.output(job), seconds=60, what="the job has begun")
         (container,) = pair.containers(worker)
         killed = worker if who == "worker" else coordinator
         killed.stop(signal.SIGKILL)
@@ -93,5 +93,5 @@ def test_kill_9_costs_no_job_in_a_container_of_a_worker(engine: Lab, who: str) -
         until(lambda: coordinator.job(job)["finishedAt"], seconds=60, what="the job ends")
         assert coordinator.job(job)["status"] == "success", coordinator.job(job)
         assert coordinator.output(job) == "begun\ntold\n"
-        until(lambda: not pair.containers(worker), seconds=20, what="its container is gone")
-        until(lambda: coordinator.admin("agents") == [], seconds=20, what="nobody looks after any agent")
+        until(lambda: not pair.containers(worker), seconds=60, what="its container is gone")
+        until(lambda: coordinator.admin("agents") == [], seconds=60, what="nobody looks after any agent")

@@ -4,7 +4,6 @@ import argparse
 import base64
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from kici.domain.event import ScaleUp
+from kici.testing.ports import free_port
 from kici.testing.programs import environment
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -40,9 +40,7 @@ machines = load()
 
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         env=environment(),

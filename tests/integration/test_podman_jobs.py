@@ -5,7 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 from tests.docker_engine import Lab
-from tests.integration.docker_lab import BUSYBOX, EMPTY, USER, LabCoordinator, a_pool, coordinator, import_images, rules
+from tests.integration.docker_lab import (
+    BUSYBOX,
+    EMPTY,
+    USER,
+    LabCoordinator,
+    a_pool,
+    coordinator,
+    import_images,
+    until_no_rules,
+)
 from tests.podman_engine import podman_lab
 
 from kici.testing.programs import until
@@ -33,7 +42,7 @@ def test_a_job_runs_and_nothing_is_left(kici: LabCoordinator, image: str | None)
     assert done.returncode == 4, done.stderr
     assert done.stdout == ("1234\n" if image == USER else "0\n")
     kici.settle()
-    assert rules(kici.lab) == set()
+    until_no_rules(kici.lab)
 
 
 def test_a_job_runs_in_an_image_that_holds_nothing(kici: LabCoordinator) -> None:
@@ -43,7 +52,7 @@ def test_a_job_runs_in_an_image_that_holds_nothing(kici: LabCoordinator) -> None
 
 def test_the_token_is_not_to_be_read_from_it(kici: LabCoordinator) -> None:
     job = kici.submit("sleep 100", "-l", "pool", "--cpus", "0.5", "--memory", "96m")
-    until(lambda: kici.job(job)["status"] == "running", seconds=40, what="it runs")
+    until(lambda: kici.job(job)["status"] == "running", seconds=60, what="it runs")
     (one,) = kici.containers()
     inspected = kici.lab.ask("GET", f"/containers/{one['Id']}/json")
     assert "kat_" not in json.dumps(inspected)

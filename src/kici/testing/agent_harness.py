@@ -58,6 +58,8 @@ from kici.wire.messages import (
 )
 
 TICK_SECONDS = 0.02
+PATIENCE_SECONDS = 40.0
+"""For what takes a second on a machine that has nothing else to do."""
 
 
 @dataclass(kw_only=True)
@@ -217,14 +219,14 @@ class AgentHarness:
     def changed(self) -> None:
         self._change.set()
 
-    async def until(self, condition: Callable[[], object], seconds: float = 15.0) -> None:
+    async def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
         """Return once the condition holds.  Raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             while not condition():
                 self._change.clear()
                 await self._change.wait()
 
-    async def agent(self, seconds: float = 15.0) -> HarnessSession:
+    async def agent(self, seconds: float = PATIENCE_SECONDS) -> HarnessSession:
         """The registered agent, once there is one."""
         await self.until(lambda: self.agents, seconds)
         return self.agents[-1]
@@ -236,7 +238,9 @@ class AgentHarness:
         self.agents[-1].send(JobDispatch(job_id=job_id, run_id="run-1", name=job_id))
         return job
 
-    async def run(self, *command: str, job_id: str = "job-1", seconds: float = 15.0, **fields: Any) -> HarnessJob:
+    async def run(
+        self, *command: str, job_id: str = "job-1", seconds: float = PATIENCE_SECONDS, **fields: Any
+    ) -> HarnessJob:
         """Run a job on the agent to its end."""
         _ = await self.agent()
         job = self.dispatch(*command, job_id=job_id, **fields)
@@ -371,7 +375,7 @@ class AgentProcess:
     def drain(self) -> None:
         self._process.send_signal(signal.SIGUSR1)
 
-    async def exited(self, seconds: float = 15.0) -> int:
+    async def exited(self, seconds: float = PATIENCE_SECONDS) -> int:
         """The exit code.  Raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             return await self._process.wait()

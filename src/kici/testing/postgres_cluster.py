@@ -3,7 +3,6 @@
 import os
 import pwd
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kici.testing import engines
+from kici.testing.ports import free_port
 
 START_SECONDS: Final = 30.0
 
@@ -26,7 +26,7 @@ class Cluster:
         found = engines.postgres_bin()
         assert found is not None, engines.absence("postgres")
         self._bin = found
-        self._port = port or _free_port()
+        self._port = port or free_port()
         self.url = f"postgresql://postgres@{address}:{self._port}/postgres"
         self.local_url = f"postgresql://postgres@/postgres?host={folder}&port={self._port}"
         """By a Unix socket: from any network namespace."""
@@ -85,9 +85,3 @@ class Cluster:
         with output:
             output.seek(0)
             assert done.returncode == 0, f"{program} failed: {output.read()}"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

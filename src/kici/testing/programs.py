@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from kici.ports.processes import MARK
+from kici.testing.ports import free_port
 
 KICI: Final = (sys.executable, "-m", "kici")
-START_SECONDS: Final = 20.0
+START_SECONDS: Final = 60.0
 EXIT_SECONDS: Final = 75.0
 """An orderly end waits for a store that does not answer, twice fifteen seconds, and as long for computes to end."""
 _OURS: Final = ("KICI_", "XDG_STATE_HOME")
@@ -48,7 +49,7 @@ class CoordinatorProgram:
         """`within`: a command that runs another one somewhere else, in its own process (in a network namespace)."""
         self._within = tuple(within)
         self.data_dir = data_dir
-        self.port = port
+        self.port = port or free_port()  # the same after each start
         self._extra = tuple(extra)
         self._env = environment(KICI_DATA_DIR=str(data_dir), **(env or {}))
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,7 +84,7 @@ class CoordinatorProgram:
         assert process.poll() is None, self.log.read_text()[-4000:]
         self.port = int((self.data_dir / "endpoint").read_text().rsplit(":", 1)[1])
 
-    def stop(self, number: signal.Signals, *, seconds: float = 30.0) -> float:
+    def stop(self, number: signal.Signals, *, seconds: float = EXIT_SECONDS) -> float:
         """Signal it and wait for its end.  Seconds that took."""
         assert self.process is not None
         began = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kici.testing.agent_harness import AgentHarness, AgentProcess, HarnessJob, is_alive
+from kici.testing.ports import free_port
 from kici.wire.messages import (
     AgentExit,
     AgentLeaving,
@@ -271,15 +272,17 @@ async def test_a_step_that_ignores_its_end_is_killed(coordinator: AgentHarness, 
 
 LEAVES_BEHIND = """
 import os, sys, time
+tells, told = os.pipe()
 def daemon(setsid):
     if os.fork() == 0:
         if setsid: os.setsid()
         if os.fork() == 0:
             print(os.getpid(), flush=True)
+            os.write(told, b".")
             time.sleep(1000)
         os._exit(0)
 daemon(False); daemon(True)
-time.sleep(0.3)
+for _ in range(2): os.read(tells, 1)
 """
 
 
@@ -294,6 +297,7 @@ async def test_nothing_that_a_step_leaves_behind_survives_it(coordinator: AgentH
 
 async def test_a_background_process_that_keeps_the_output_open_does_not_hold_the_job(coordinator: AgentHarness) -> None:
     async with AgentProcess(coordinator.url, **SCALER):
+        _ = await coordinator.agent()
         began = time.monotonic()
         job = await coordinator.run(*shell("sleep 1000 & echo done"))
         assert (job.state, job.stdout) == ("success", b"done\n")
@@ -333,7 +337,7 @@ async def test_told_to_stop_an_agent_ends_a_stubborn_step_and_exits_within_four_
         assert await agent.exited() == 0
         assert 2.9 < time.monotonic() - began < 10, "the grace of a step, not what an offline agent keeps its job for"
         assert (job.state, ended(job).reason) == ("failed", "the agent was told to stop (SIGTERM)")
-        assert AgentLeaving(reason="signal") in coordinator.heard
+        await coordinator.until(lambda: AgentLeaving(reason="signal") in coordinator.heard)
         assert agent.work_left() == []
 
 
@@ -457,15 +461,17 @@ async def test_too_much_output_is_cut_with_a_notice(coordinator: AgentHarness) -
 # --- health port
 
 
-async def test_the_health_port_tells_whether_it_is_connected(coordinator: AgentHarness, unused_tcp_port: int) -> None:
+async def test_the_health_port_tells_whether_it_is_connected(coordinator: AgentHarness) -> None:
+    port = free_port()
+
     async def get(path: str) -> str:
-        reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         text = (await reader.read()).decode()
         writer.close()
         return text
 
-    async with AgentProcess(coordinator.url, KICI_PORT=str(unused_tcp_port)):
+    async with AgentProcess(coordinator.url, KICI_PORT=str(port)):
         _ = await coordinator.run("true")
         assert '"connected":true' in await get("/health")
         assert (await get("/ready")).startswith("HTTP/1.1 200")
@@ -475,7 +481,7 @@ async def test_the_health_port_tells_whether_it_is_connected(coordinator: AgentH
         coordinator.behaviour.refuse = (4006, "later")
         coordinator.gateway.close_all(1001, "restart")
         await coordinator.until(lambda: coordinator.closed)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (await get("/ready")).startswith("HTTP/1.1 503"):
                 pass
 

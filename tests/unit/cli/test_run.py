@@ -1,6 +1,5 @@
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from kici.domain.ids import JobId
 from kici.domain.job import Job, JobStatus
 from kici.domain.logs import Stream
 from kici.testing.fake_surface import START, FakeJobs
+from kici.testing.ports import free_port
 from kici.testing.served_surface import Served
 
 
@@ -147,9 +147,7 @@ def test_without_a_coordinator_it_says_how_to_start_one(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_is_gone_is_125(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kici.cli.run.SUBMIT_SECONDS", 0.0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     result = CliRunner().invoke(kici, ["run", "--url", url, "--", "true"])
     assert result.exit_code == 125
     assert "kici up" in result.stderr
