@@ -37,8 +37,8 @@ from kici.decide.registration import (
 )
 from kici.domain.agent import AgentFacts, AgentSession
 from kici.domain.errors import StoreDown
-from kici.domain.ids import AgentId, InstanceId, JobId, is_scaler_agent
-from kici.domain.job import Job, JobStatus, Outcome
+from kici.domain.ids import AgentId, InstanceId, Instant, JobId, is_scaler_agent
+from kici.domain.job import STARTED, Job, JobStatus, Outcome
 from kici.domain.logs import Stream
 from kici.domain.spawn import SERVING, ScaleDownReason, Spawn, SpawnState
 from kici.observe.events import Event, emit
@@ -69,6 +69,8 @@ TORN_DOWN = Refuse(close_code=CloseCode.DISMISSED, reason="this agent is being t
 
 class Store(AgentRows, JobStore, LogStorage, SpawnStore, Protocol):
     """What registration reads and writes."""
+
+    async def database_now(self) -> Instant: ...
 
 
 class Computes(Protocol):
@@ -172,6 +174,7 @@ class Registration:
         """Answer one registration, the first of its connection or a repeated one."""
         agent_id = AgentId(message.agent_id)
         spawn = self._computes.record_of(agent_id)
+        asked_at = self._clock.monotonic()
         try:
             if is_scaler_agent(agent_id) and may_be_elsewhere(spawn, message.connection_number, message.in_flight_jobs):
                 spawn = await self._recorded(agent_id, spawn)
@@ -189,7 +192,7 @@ class Registration:
             registered, held = _claimed_before(registered, held, spawn)
             if registered.spawn is not None and registered.spawn.backend_type == EVENT:
                 self._computes.adopted(registered.spawn)
-            await self._welcome(connection, message, session, spawn, registered, held)
+            await self._welcome(connection, message, session, spawn, registered, held, asked_at)
         except StoreDown as error:
             if is_scaler_agent(agent_id):
                 self.lookup_failed()
@@ -231,6 +234,7 @@ class Registration:
         spawn: Spawn | None,
         registered: Registered,
         held: list[Job],
+        asked_at: float,
     ) -> None:
         given = self._computes.jobs_given(session.agent_id, held)
         agent = connected_agent(connection, message, session, spawn, given=given)
@@ -257,7 +261,7 @@ class Registration:
             await self._refuse(connection, agent.agent_id, TORN_DOWN)
             return
         if was_absent or older is not None:  # its jobs may have moved since we looked
-            now_held = await self._look_again(agent, session, registered)
+            now_held = await self._look_again(agent, session, registered, asked_at)
             if now_held is None:
                 await self._refuse(connection, agent.agent_id, OVERTAKEN)
                 return
@@ -269,16 +273,24 @@ class Registration:
             await self._give_work(agent, registered)
 
     async def _look_again(
-        self, agent: ConnectedAgent, session: AgentSession, registered: Registered
+        self, agent: ConnectedAgent, session: AgentSession, registered: Registered, asked_at: float
     ) -> list[Job] | None:
         """What the agent holds beside its bound job; None: it came anew since, and may have been given it there."""
-        held = await self._store.held_jobs(agent.agent_id)
-        if held:
-            newest = await self._store.session(agent.agent_id)
-            if newest is None or newest.connection_id != session.connection_id:
-                return None
-        agent.jobs = dict.fromkeys(job.id for job in held)
-        return [job for job in held if registered.job is None or job.id != registered.job.id]
+        all_held = await self._store.held_jobs(agent.agent_id)
+        held = [job for job in all_held if registered.job is None or job.id != registered.job.id]
+        if held and await self._is_outdated(session, held, asked_at):
+            return None
+        agent.jobs = dict.fromkeys(job.id for job in all_held)
+        return held
+
+    async def _is_outdated(self, session: AgentSession, held: list[Job], asked_at: float) -> bool:
+        """Whether a newer one of the agent stands, or stood: it started what was offered after it sent this one."""
+        newest = await self._store.session(session.agent_id)
+        if newest is None or newest.connection_id != session.connection_id:
+            return True
+        now = await self._store.database_now()
+        asked = now - (self._clock.monotonic() - asked_at) * 1000
+        return any(job.status in STARTED and (job.dispatched_at or 0) >= asked for job in held)
 
     async def _begin(self, agent: ConnectedAgent, plan: _Plan) -> None:
         for act in plan.after:

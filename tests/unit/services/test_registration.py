@@ -8,6 +8,7 @@ from msgspec import structs
 from kici.apps.surface import surface_of
 from kici.config.model import LabelSet, Reuse, WarmPool
 from kici.domain import knobs
+from kici.domain.agent import AgentSession
 from kici.domain.ids import AgentId, InstanceId, JobId, ScalerName
 from kici.domain.job import Job, JobStatus
 from kici.domain.platform import Arch, Os, Platform
@@ -579,7 +580,7 @@ def test_an_agent_that_ran_its_job_at_another_coordinator_first_keeps_it_when_it
     scenario()
 
 
-async def goes_elsewhere(bench: Bench, agent: BenchAgent, job: Job) -> None:
+async def goes_elsewhere(bench: Bench, agent: BenchAgent, job: Job) -> AgentSession:
     """The agent goes to another coordinator in a newer connection, and starts a job there."""
     there = a_session(
         agent_id=agent.agent_id, instance_id=InstanceId("instance-b"), incarnation="run-1", connection_number=9
@@ -588,26 +589,34 @@ async def goes_elsewhere(bench: Bench, agent: BenchAgent, job: Job) -> None:
     claim = Claim(agent_id=agent.agent_id, instance_id=there.instance_id, ack_ms=10_000)
     assert await bench.store.claim_job(job.id, claim) is not None
     assert await bench.store.start_job(job.id, agent.agent_id) is not None
+    return there
 
 
 @pytest.mark.spec("T2.8")
-@benched()
-async def test_a_job_that_an_agent_was_given_elsewhere_while_it_registered_here_goes_on(bench: Bench) -> None:
-    agent = await bench.an_agent()
-    first = await bench.submits("linux")
-    await agent.starts()
-    agent.cut()
-    await bench.passes(1)
-    later = await bench.submits("linux")
-    gate = bench.traps.hold("register_agent", done=True)
-    await agent.authenticates()
-    agent.says(structs.replace(agent.registration((first.id, "running")), incarnation="run-1", connection_number=1))
-    await gate.reached()
-    await goes_elsewhere(bench, agent, later)
-    gate.open()
-    await bench.passes(5)
-    assert await bench.status(later) is JobStatus.RUNNING
-    assert (await bench.job(later)).owner_instance_id == "instance-b"
+@pytest.mark.parametrize("is_lost_there", [False, True])
+def test_a_job_that_an_agent_was_given_elsewhere_while_it_registered_here_goes_on(is_lost_there: bool) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        agent = await bench.an_agent()
+        first = await bench.submits("linux")
+        await agent.starts()
+        agent.cut()
+        await bench.passes(1)
+        later = await bench.submits("linux")
+        gate = bench.traps.hold("register_agent", done=not is_lost_there)
+        await agent.authenticates()
+        jobs = agent.registration((first.id, "running"))
+        agent.says(structs.replace(jobs, incarnation="run-1", connection_number=1))
+        await gate.reached()
+        there = await goes_elsewhere(bench, agent, later)
+        if is_lost_there:
+            await bench.store.release_agent(agent.agent_id, there.connection_id)
+        gate.open()
+        await bench.passes(5)
+        assert await bench.status(later) is (JobStatus.RECOVERING if is_lost_there else JobStatus.RUNNING)
+        assert (await bench.job(later)).owner_instance_id == "instance-b"
+
+    scenario()
 
 
 @benched()
