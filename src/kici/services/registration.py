@@ -261,36 +261,32 @@ class Registration:
             await self._refuse(connection, agent.agent_id, TORN_DOWN)
             return
         if was_absent or older is not None:  # its jobs may have moved since we looked
-            now_held = await self._look_again(agent, session, registered, asked_at)
-            if now_held is None:
-                await self._refuse(connection, agent.agent_id, OVERTAKEN)
-                return
-            held = now_held
+            now_held = await self._store.held_jobs(agent.agent_id)
+            agent.jobs = dict.fromkeys(job.id for job in now_held)
+            held = [job for job in now_held if registered.job is None or job.id != registered.job.id]
+        if await self._is_outdated(message, session, held, asked_at):
+            await self._refuse(connection, agent.agent_id, OVERTAKEN)
+            return
         plan = await self._reconcile(agent, message, held)
         await connection.apply(connection.half.registered(self._ack(agent, registered, plan.verdicts)))
         await self._begin(agent, plan)
         if not connection.is_over:
             await self._give_work(agent, registered)
 
-    async def _look_again(
-        self, agent: ConnectedAgent, session: AgentSession, registered: Registered, asked_at: float
-    ) -> list[Job] | None:
-        """What the agent holds beside its bound job; None: it came anew since, and may have been given it there."""
-        all_held = await self._store.held_jobs(agent.agent_id)
-        held = [job for job in all_held if registered.job is None or job.id != registered.job.id]
-        if held and await self._is_outdated(session, held, asked_at):
-            return None
-        agent.jobs = dict.fromkeys(job.id for job in all_held)
-        return held
-
-    async def _is_outdated(self, session: AgentSession, held: list[Job], asked_at: float) -> bool:
-        """Whether a newer one of the agent stands, or stood: it started what was offered after it sent this one."""
+    async def _is_outdated(
+        self, message: AgentRegister, session: AgentSession, held: list[Job], asked_at: float
+    ) -> bool:
+        """Whether it lacks a started job because the agent was given that in a newer connection, here or elsewhere."""
+        listed = {ref.job_id for ref in message.in_flight_jobs}
+        lacking = [job for job in held if job.status in STARTED and job.id not in listed]
+        if not lacking:
+            return False
         newest = await self._store.session(session.agent_id)
         if newest is None or newest.connection_id != session.connection_id:
             return True
         now = await self._store.database_now()
         asked = now - (self._clock.monotonic() - asked_at) * 1000
-        return any(job.status in STARTED and (job.dispatched_at or 0) >= asked for job in held)
+        return any((job.dispatched_at or 0) >= asked for job in lacking)
 
     async def _begin(self, agent: ConnectedAgent, plan: _Plan) -> None:
         for act in plan.after:
