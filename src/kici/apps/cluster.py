@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kici.decide.dispatch import LossCause
 from kici.decide.reap import reap_grace_ms
 from kici.domain import knobs
 from kici.domain.errors import StoreDown
@@ -26,6 +27,8 @@ from kici.services.live_vms import LiveVms, LocalVms
 from kici.services.peers import Act, PeerRequests, PeerView
 from kici.services.reload import ReloadReport
 from kici.services.strays import Strays
+from kici.services.unrecorded import Unrecorded
+from kici.wire.messages import CloseCode
 
 RELOAD_SECONDS: Final = 30.0
 STATUS_SECONDS: Final = 2.0
@@ -82,6 +85,15 @@ class Cluster:
             spawns=one.spawns,
             teardown=one.teardown,
             is_known=lambda agent_id: one.registry.get(agent_id) is not None or agent_id in one.absences,
+            clock=given.clock,
+            instance_id=one.instance_id,
+        )
+        self.unrecorded = Unrecorded(
+            store=given.store,
+            registry=one.registry,
+            sends_away=lambda agent_id, why: one.sessions.dismiss(
+                agent_id, cause=LossCause.CONNECTION_CLOSED, code=CloseCode.INTERNAL, why=why
+            ),
             clock=given.clock,
             instance_id=one.instance_id,
         )
@@ -169,6 +181,7 @@ class Cluster:
         supervisor.service("peer-requests", self.requests.run)
         supervisor.service("own-rows", self.own_rows.run)
         supervisor.service("strays", self.strays.run)
+        supervisor.service("unrecorded-agents", self.unrecorded.run)
         supervisor.service("absent-instances", self.absent_instances.run)
 
     def _watches(self, job: Job) -> bool:

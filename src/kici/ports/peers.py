@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Never, Protocol
 
-from kici.domain.ids import AgentId, InstanceId, Instant, TokenId
+from kici.domain.ids import AgentId, ConnectionId, InstanceId, Instant, TokenId
 from kici.domain.peer import Capacity, PeerRequest
 
 
@@ -68,6 +68,10 @@ class PeerStore(Protocol):
 
     async def revoked_session_tokens(self, instance_id: InstanceId, *, limit: int) -> list[TokenId]:
         """Revoked tokens of agents connected to this instance."""
+        ...
+
+    async def connections_of(self, instance_id: InstanceId) -> dict[AgentId, ConnectionId]:
+        """By which connection each agent is with this instance, as its session tells."""
         ...
 
     async def strays(self, instance_id: InstanceId, *, limit: int, now: Instant | None = None) -> list[AgentId]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kici.domain.ids import AgentId, InstanceId, Instant, TokenId
+from kici.domain.ids import AgentId, ConnectionId, InstanceId, Instant, TokenId
 from kici.domain.peer import Capacity, PeerRequest, RequestKind
 from kici.stores.database import Params, Part, Step
 from kici.stores.query import Query
@@ -58,6 +58,10 @@ class Peers(Part):
     async def revoked_session_tokens(self, instance_id: InstanceId, *, limit: int) -> list[TokenId]:
         rows = await self._database.read(Query.REVOKED_SESSION_TOKENS, {"instance_id": instance_id, "limit": limit})
         return [TokenId(row["id"]) for row in rows]
+
+    async def connections_of(self, instance_id: InstanceId) -> dict[AgentId, ConnectionId]:
+        rows = await self._database.read(Query.CONNECTIONS_OF, {"instance_id": instance_id})
+        return {AgentId(row["agent_id"]): ConnectionId(row["connection_id"]) for row in rows}
 
     async def strays(self, instance_id: InstanceId, *, limit: int, now: Instant | None = None) -> list[AgentId]:
         rows = await self._database.read(Query.STRAYS, {"instance_id": instance_id, "limit": limit, "now": now})

@@ -46,6 +46,7 @@ class Query(StrEnum):
     CLOSE_RUN = "close_run"
     CLUSTER_SETTINGS = "cluster_settings"
     CONDEMN_PROVISION = "condemn_provision"
+    CONNECTIONS_OF = "connections_of"
     COUNT_DEAD_EVENTS = "count_dead_events"
     COUNT_FAILURE = "count_failure"
     COUNTS_BY_STATUS = "counts_by_status"

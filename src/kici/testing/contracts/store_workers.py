@@ -219,6 +219,16 @@ async def spares_agents_that_went_on_elsewhere_or_hold_jobs(store: Store) -> Non
     assert await _owned(store, THERE) == [3]
 
 
+async def tells_who_is_connected_to_an_instance(store: Store) -> None:
+    for number in range(3):
+        session = a_session(agent_id=agent(number), connection_id=ConnectionId(f"c{number}"), instance_id=HERE)
+        assert await store.register_agent(session, needs_spawn=False, bound=None, now=after(1))
+    moved = a_session(agent_id=agent(1), connection_id=ConnectionId("d1"), instance_id=THERE)
+    assert await store.register_agent(moved, needs_spawn=False, bound=None, now=after(2))
+    assert await store.connections_of(HERE) == {agent(0): "c0", agent(2): "c2"}
+    assert await store.connections_of(THERE) == {agent(1): "d1"}
+
+
 async def names_agents_that_are_connected_nowhere(store: Store) -> None:
     other = InstanceId("instance-c")
     await store.beat(an_instance(id=other), now=after(0))
@@ -251,5 +261,6 @@ CASES: Final[tuple[Case, ...]] = (
     lets_one_of_many_take_over,
     spares_agents_of_workers_when_their_owner_is_forgotten,
     spares_agents_that_went_on_elsewhere_or_hold_jobs,
+    tells_who_is_connected_to_an_instance,
     names_agents_that_are_connected_nowhere,
 )

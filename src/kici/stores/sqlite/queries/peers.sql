@@ -47,6 +47,10 @@ FROM agent_sessions JOIN agent_tokens ON agent_tokens.id = agent_sessions.token_
 WHERE agent_sessions.instance_id = :instance_id AND agent_tokens.revoked_at IS NOT NULL
 LIMIT :limit;
 
+-- name: connections_of
+-- The agents connected to an instance, as its sessions tell.
+SELECT agent_id, connection_id FROM agent_sessions WHERE instance_id = :instance_id;
+
 -- name: strays
 -- Agents that an instance made, that have registered, are connected to no instance that lives, and hold no job.
 SELECT spawns.agent_id FROM scaler_spawning_agents AS spawns
