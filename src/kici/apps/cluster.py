@@ -80,6 +80,20 @@ class Cluster:
         one.jobs.remote = cancels
         self._ask_around(acts)
         self._join()
+        self._seek_the_lost()
+        self.absent_instances = AbsentInstances(
+            store=given.store,
+            elector=one.elector,
+            dispatcher=one.dispatcher,
+            lifecycle=one.lifecycle,
+            clock=given.clock,
+            instance_id=one.instance_id,
+            grace_ms=one.grace_ms,
+        )
+
+    def _seek_the_lost(self) -> None:
+        """Agents whose whereabouts the store does not tell, or tells wrong."""
+        one, given = self._one, self._one.given
         self.strays = Strays(
             store=given.store,
             spawns=one.spawns,
@@ -96,15 +110,6 @@ class Cluster:
             ),
             clock=given.clock,
             instance_id=one.instance_id,
-        )
-        self.absent_instances = AbsentInstances(
-            store=given.store,
-            elector=one.elector,
-            dispatcher=one.dispatcher,
-            lifecycle=one.lifecycle,
-            clock=given.clock,
-            instance_id=one.instance_id,
-            grace_ms=one.grace_ms,
         )
 
     def _ask_around(self, acts: dict[RequestKind, Act]) -> None:
