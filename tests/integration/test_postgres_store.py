@@ -169,7 +169,7 @@ async def test_a_killed_write_is_store_down_and_undone(url: str, store: Store) -
 
 async def until_blocked(connection: "asyncpg.Connection[Any]", count: int = 1) -> None:
     """Wait until so many wait for a lock."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await connection.fetchval(BLOCKED) < count:  # noqa: ASYNC110  # the server does not tell by itself
             await asyncio.sleep(0.01)
 

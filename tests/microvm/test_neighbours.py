@@ -102,7 +102,7 @@ async def test_only_machines_are_listed_not_what_lies_beside_them() -> None:
 def test_a_guest_can_be_nobody_but_itself_and_reaches_no_neighbour() -> None:
     with orchestra(firecracker_entry()) as one:
         holder = one.coordinator.run("run", "-d", "-l", "tiny", "--", "hold").stdout.strip()
-        until(lambda: one.coordinator.job(holder)["status"] == "running", seconds=30, what="it holds")
+        until(lambda: one.coordinator.job(holder)["status"] == "running", seconds=120, what="it holds")
         done = one.coordinator.run("run", "-l", "tiny", "--", "probe", "10.200.0.2:22")
         assert done.returncode == 0, done.stderr
         assert done.stdout == "10.200.0.2:22 unreachable\n"

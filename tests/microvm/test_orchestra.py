@@ -22,7 +22,7 @@ def test_a_job_runs_in_a_microvm_of_real_firecracker_and_nothing_is_left() -> No
 def test_a_coordinator_that_is_killed_takes_its_microvms_back() -> None:
     with orchestra(firecracker_entry()) as one:
         job = one.coordinator.run("run", "-d", "-l", "tiny", "--", "hold").stdout.strip()
-        until(lambda: one.coordinator.job(job)["status"] == "running", seconds=30, what="the job runs")
+        until(lambda: one.coordinator.job(job)["status"] == "running", seconds=120, what="the job runs")
         before = one.vm_processes()
         one.coordinator.stop(signal.SIGKILL)
         one.coordinator.start()

@@ -80,7 +80,7 @@ def test_a_job_runs_in_a_microvm_on_the_workers_host_and_nothing_is_left() -> No
 def test_a_worker_that_is_killed_takes_its_microvms_back_and_operators_see_them() -> None:
     with far(firecracker_entry()) as one:
         job = one.coordinator.run("run", "-d", "-l", "tiny", "--", "hold").stdout.strip()
-        until(lambda: one.coordinator.job(job)["status"] == "running", seconds=30, what="the job runs")
+        until(lambda: one.coordinator.job(job)["status"] == "running", seconds=120, what="the job runs")
         before = one.vm_processes()
         (vm_id,) = before
         one.worker.stop(signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_takes_its_microvms_back_and_operators_see_them(
         (peer,) = [each for each in one.coordinator.admin("peers") if each["role"] == "worker"]
         words = ("scaler", "orphans", "list", "--all", "--node", peer["id"])
         # The store may still remember the link that broke.
-        until(lambda: one.coordinator.run("admin", *words).returncode == 0, seconds=20, what="it is linked again")
+        until(lambda: one.coordinator.run("admin", *words).returncode == 0, seconds=60, what="it is linked again")
         listed = one.coordinator.admin(*words)
         assert listed["instance"] == peer["id"]
         assert [(each["id"], each["status"]) for each in listed["items"]] == [(vm_id, "tracked")]
