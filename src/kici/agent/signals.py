@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 READ_BYTES: Final = 4096
@@ -20,14 +21,16 @@ def handle_signals(loop: asyncio.AbstractEventLoop, handlers: Mapping[signal.Sig
         os.set_blocking(end, False)
 
     def come() -> None:
-        for number in os.read(reader, READ_BYTES):
-            if number in handlers:
-                handlers[signal.Signals(number)]()
+        with suppress(BlockingIOError):
+            for number in os.read(reader, READ_BYTES):
+                if number in handlers:
+                    handlers[signal.Signals(number)]()
 
     loop.add_reader(reader, come)
     _ = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in handlers:
         _ = signal.signal(number, _noted)
+        signal.siginterrupt(number, False)  # noqa: FBT003 - it takes no names; calls of C libraries go on, too
 
 
 def _noted(*_: object) -> None:
