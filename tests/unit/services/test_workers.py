@@ -30,6 +30,7 @@ from kici.testing.sim_link import CLOSE_SECONDS
 from kici.wire.messages import CloseCode, ConfigAck, JobStart
 from kici.wire.worker_messages import (
     DestroyAgent,
+    RecoverAgents,
     SpawnAgent,
     WorkerHello,
     WorkerJoin,
@@ -222,6 +223,32 @@ async def test_a_worker_that_others_fill_refuses_and_nobody_is_blamed(bench: Ben
     await agent.starts(within=30)
     await comes_to_its_end(bench, job, agent)
     await worker.leaves()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        RecoverAgents(request_id="r9", scaler="linux", known=(scaler_agent_id("bare-metal", f"{7:08x}"),)),
+        DestroyAgent(request_id="r9", agent_id=scaler_agent_id("bare-metal", f"{7:08x}"), reason="idle"),
+    ],
+    ids=["looked for", "ended"],
+)
+def test_an_order_that_comes_after_another_coordinator_took_over_makes_nothing(
+    before: RecoverAgents | DestroyAgent,
+) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        worker = await a_worker(bench)
+        seat = Stranger()
+        worker.host.attach(seat)
+        worker.host.ordered(seat, before)
+        await bench.passes(1)
+        worker.host.ordered(seat, an_order("linux", 7))
+        await bench.passes(5)
+        worker.is_clean()
+        await worker.leaves()
+
+    scenario()
 
 
 # --- boot data of microVMs
