@@ -209,9 +209,9 @@ class AgentConnection:
             return  # it goes on in a newer connection, and says again there what counts
         match message:
             case JobAck(job_id=job_id):
-                await self._patiently(lambda: self._work.lifecycle.acknowledged(agent, JobId(job_id)))
+                await self._while_here(agent, lambda: self._work.lifecycle.acknowledged(agent, JobId(job_id)))
             case JobReject(job_id=job_id, reason=reason):
-                await self._patiently(lambda: self._work.lifecycle.rejected(agent, JobId(job_id), reason))
+                await self._while_here(agent, lambda: self._work.lifecycle.rejected(agent, JobId(job_id), reason))
             case JobStatusReport():
                 await self._status(agent, message)
             case LogChunkMessage():
@@ -263,6 +263,15 @@ class AgentConnection:
         self.send(ErrorMessage(code="NOT_OWNED", message="not owned by this agent"))
         if len(self._violations) >= VIOLATIONS_MAX:
             self.close(CloseCode.PROTOCOL, "too many frames about jobs of other agents")
+
+    async def _while_here(self, agent: ConnectedAgent, work: Callable[[], Awaitable[object]]) -> None:
+        """The same, unless the agent has come anew meanwhile: then it has said there what counts."""
+
+        async def once() -> None:
+            if self._work.registry.get(agent.agent_id) is agent:
+                await work()
+
+        await self._patiently(once)
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work` until the store answers.  What it does is guarded, so doing it twice is harmless."""

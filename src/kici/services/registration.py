@@ -402,7 +402,8 @@ class Registration:
                     plan.after.append(partial(self._dispatcher.offer_again, agent, jobs[job_id]))
                 case Requeue(job_id=job_id, reason=reason):
                     self._registry.take_back(agent, job_id)  # it never had it
-                    await self._dispatcher.requeue(jobs[job_id], reason=reason)
+                    if await self._dispatcher.requeue(jobs[job_id], reason=reason) is None:
+                        await self._end_started(agent, job_id, reason)
                 case End(job_id=job_id, status=status, reason=reason):
                     agent.jobs.pop(job_id, None)
                     await self._lifecycle.end_lost(jobs[job_id], Outcome(status=status, reason=reason))
@@ -410,6 +411,12 @@ class Registration:
                     assert_never(command)
         self._registry.refresh(agent)
         return plan
+
+    async def _end_started(self, agent: ConnectedAgent, job_id: JobId, reason: str) -> None:
+        """What it does not hold was started meanwhile, for an earlier connection of it: nobody else will end it."""
+        now = await self._store.job(job_id)
+        if now is not None and now.agent_id == agent.agent_id and now.status in STARTED:
+            await self._lifecycle.end_lost(now, Outcome(status=JobStatus.FAILED, reason=reason))
 
     async def _start(self, agent: ConnectedAgent, job: Job, plan: _Plan) -> None:
         """The agent waits for its start.  `running` may be committed already, and its message lost."""

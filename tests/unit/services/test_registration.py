@@ -648,6 +648,38 @@ async def test_an_agent_is_offered_nothing_while_what_it_brings_is_compared_with
     assert not agent.all(JobCancel)
 
 
+@pytest.mark.parametrize("is_written", [False, True], ids=["tried again", "under way"])
+def test_an_acknowledgement_of_the_process_before_starts_no_job_that_the_new_one_lacks(
+    is_written: bool,
+) -> None:
+    @benched()
+    async def scenario(bench: Bench) -> None:
+        agent = await bench.an_agent()
+        job = await bench.submits("linux")
+        await agent.is_offered()
+        start = bench.traps.hold("start_job", done=False)
+        agent.acks(job.id)
+        await start.reached()
+        if not is_written:
+            start.open(fails=True)
+        requeue = bench.traps.hold("requeue_job", done=False)
+        older = agent.wires[-1]
+        async with asyncio.TaskGroup() as group:
+            returning = group.create_task(agent.registers())
+            await requeue.reached()
+            start.open()
+            await bench.passes(5)
+            requeue.open()
+            await returning
+        older.cut()
+        if is_written:
+            assert (await bench.ended(job)).status is JobStatus.FAILED
+        else:
+            assert await agent.starts() == job.id
+
+    scenario()
+
+
 # --- while the coordinator drains
 
 
