@@ -196,7 +196,7 @@ class HostAgents:
         """End it, if it is there, or call its spawn off.  Raises `Retryable` when that could not be confirmed."""
         holding = self.holdings.get(agent_id)
         if holding is None:
-            self._is_over(agent_id, "it was to end before it was begun")
+            self._bar(agent_id, "it was to end before it was begun")
             return
         await self._call_off(holding)
         if self.holdings.get(agent_id) is not holding:
@@ -204,9 +204,9 @@ class HostAgents:
         self._sees(holding.record.scaler)
         await holding.runtime.backend.destroy(agent_id, reason)
         await self._release(holding)
-        self._is_over(agent_id, f"it was ended ({reason})")
+        self._bar(agent_id, f"it was ended ({reason})")
 
-    def _is_over(self, agent_id: AgentId, how: str) -> None:
+    def _bar(self, agent_id: AgentId, how: str) -> None:
         """An order for it that comes only now, from a coordinator that had it before, makes it no more."""
         if self.holdings.get(agent_id) is None and agent_id not in self.holdings.gone():
             self.holdings.ended(agent_id, how)
@@ -245,7 +245,7 @@ class HostAgents:
         """Those of these that there are; they are this coordinator's now.  None of the others is made any more."""
         found = [one for one in self.holdings if one.agent_id in known and one.record.scaler == scaler]
         for agent_id in known:
-            self._is_over(agent_id, "it was looked for before it was begun")
+            self._bar(agent_id, "it was looked for before it was begun")
         for holding in found:
             if holding.owner != owner:
                 holding.record = replace_owner(holding.record, owner)
